@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.calibration.fit import Knob, powell
 from atoll.calibration.many_devices import TimedOperator, predicted_s
 from atoll.calibration.timed_tables import ENGINES, device_folder, product_rows
-from atoll.cost.gpu_gemm import Floats, throttled_s
+from atoll.cost.gpu_gemm import throttled_s
 from atoll.hardware.gpu import Gpu
 
 LONG_S = 20e-6

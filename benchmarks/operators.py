@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import atoll
+from atoll.base.arrays import Floats
 from atoll.calibration.fit import Knob, calibration_yaml, powell
 from atoll.calibration.many_devices import TimedOperator, predicted_s, read_timed
 from atoll.calibration.operator_rows import H200_OPERATORS, fitted_rows, read_operators
 from atoll.calibration.validate import columns, predict_kind_s, skip_reason
-from atoll.cost.gpu_gemm import Floats
 from atoll.hardware.gpu import Calibration, Gpu, load_calibration, recalibrated, written_gpu
 from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 from operator_repeats import (

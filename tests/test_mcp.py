@@ -4,6 +4,8 @@ client and a pipe."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,12 +57,75 @@ def test_answers_are_those_of_python_and_a_launch_file_comes_as_text(
     assert not list(tmp_path.iterdir())
 
 
+def test_files_outside_the_folders_are_refused_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    for folder in (inside, outside):
+        folder.mkdir()
+    monkeypatch.chdir(inside)
+    (outside / "site.yaml").write_text("secret: 1\n", encoding="utf-8")
+    (inside / "link.yaml").symlink_to(outside / "site.yaml")
+    os.mkfifo(inside / "pipe.yaml")
+    refused = "outside the folders that may be read here$"
+    for path in ("../outside/site.yaml", "../outside/absent.yaml", "link.yaml", "/etc/passwd"):
+        with pytest.raises(AtollError, match=refused):
+            run_tool("estimate", {**ASKED, "site": path})
+    for verb in ("compare", "explain"):
+        field = {"runs": ["../outside", "/etc"]} if verb == "compare" else {"folder": "/etc"}
+        with pytest.raises(AtollError, match=refused):
+            run_tool(verb, field)
+    with pytest.raises(AtollError, match="a device or a pipe"):
+        run_tool("estimate", {**ASKED, "site": "pipe.yaml"})
+    with pytest.raises(AtollError, match="secret: unknown field"):
+        run_tool("estimate", {**ASKED, "site": "../outside/site.yaml"}, [outside])
+
+
+@pytest.mark.slow
+def test_a_cancelled_call_is_ended_and_the_end_of_input_ends_all() -> None:
+    pytest.importorskip("mcp")
+    large = {"model": "deepseek-v3", "device": "h800", "devices": 2048, "batch": 15360}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "atoll", "mcp"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    lines = server.stdout
+
+    def send(method: str, number: int | None = None, **params: Any) -> None:
+        identity = {} if number is None else {"id": number}
+        message = {"jsonrpc": "2.0", "method": method, "params": params, **identity}
+        assert server.stdin is not None
+        print(json.dumps(message), file=server.stdin, flush=True)
+
+    try:
+        about = {"name": "test", "version": "1"}
+        start = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": about}
+        send("initialize", 0, **start)
+        assert json.loads(lines.readline())["id"] == 0
+        send("notifications/initialized")
+        send("tools/call", 1, name="plan", arguments=large)
+        send("tools/call", 2, name="models", arguments={"name": "gpt2-xl"})
+        assert json.loads(lines.readline())["id"] == 2  # beside the first
+        send("notifications/cancelled", requestId=1)
+        send("tools/call", 3, name="models", arguments={"name": "gpt2-xl"})
+        while json.loads(lines.readline())["id"] != 3:
+            pass
+        send("tools/call", 4, name="plan", arguments=large)
+        server.stdin.close()
+        server.wait(30)
+    finally:
+        server.kill()
+        server.wait()
+
+
 @contextmanager
 def client() -> Iterator[Any]:
     """The SDK's client, connected to the command over its pipes."""
     pytest.importorskip("mcp")
-    import os
-
     from anyio.from_thread import start_blocking_portal
     from mcp import Client, StdioServerParameters
 

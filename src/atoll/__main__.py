@@ -7,6 +7,8 @@ import gc
 import os
 import sys
 
+from atoll.base.streams import prepare_streams, say
+
 COLLECTED_AFTER = 300_000  # new objects: a command makes few cycles
 
 
@@ -16,10 +18,11 @@ def main() -> None:
     # Pydantic would search all installed packages for its plug-ins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     atexit.register(gc.freeze)  # avoids a last collection at exit
+    prepare_streams()
     try:
         from atoll.cli import main as run
     except KeyboardInterrupt:
-        print("atoll: interrupted", file=sys.stderr)
+        say("interrupted")
         sys.exit(130)
     gc.freeze()  # modules are permanent
     run()

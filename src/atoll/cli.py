@@ -16,7 +16,8 @@ import typer
 from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
 from atoll.base.registry import import_named
-from atoll.commands.common import INTERRUPTED, say_interrupted
+from atoll.base.streams import cannot_write, close_streams, say
+from atoll.commands.common import INTERRUPTED
 from atoll.questions import COMMANDS
 from atoll.questions.ask import OldNameWarning
 from atoll.questions.options import add_command
@@ -25,27 +26,43 @@ from atoll.questions.options import add_command
 def main() -> None:
     """Entry point of the `atoll` command."""
     try:
+        code = _run_command()
+        error = close_streams()
+    except OSError as unwritten:
+        if not cannot_write(unwritten):
+            raise
+        code, error = 0, unwritten
+        close_streams()
+    if error is not None:
+        code = code or (1 if isinstance(error, BrokenPipeError) else 2)
+        if code == 2:
+            say(f"standard output cannot be written ({error.strerror})")
+    sys.exit(code)
+
+
+def _run_command() -> Any:
+    """Run the command of the process; return its exit code."""
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", OldNameWarning)
             warnings.showwarning = _say_warning
             _app(sys.argv[1:])()
     except AtollError as error:
-        print(f"atoll: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
+        say(str(error))
+        return 2
     except (KeyboardInterrupt, SystemExit) as ended:
-        if not _by_ctrl_c(ended):
-            raise
-        say_interrupted()
-        sys.exit(INTERRUPTED)
+        if _by_ctrl_c(ended):
+            say("interrupted")
+            return INTERRUPTED
+        assert isinstance(ended, SystemExit)
+        return ended.code
+    return 0
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     """Print warnings of old names as a sentence, others as Python does."""
     if issubclass(category, OldNameWarning):
-        print(f"atoll: {message}", file=sys.stderr)
+        say(str(message))
     else:
         sys.stderr.write(warnings.formatwarning(message, category, *where[:2]))
 

@@ -118,7 +118,7 @@ def test_a_trace_is_read_in_pieces_packed_or_not(
         (b'{"traceEvents": [{"ph": "X"}', "cut off or damaged"),
         (b'{"traceEvents": [' + b"[" * 100_000, "too deep"),
         (b'{"traceEvents": []}', "no kernels"),
-        (b"\x1f\x8b\x08\x00broken", "cannot be read as a trace"),
+        (b"\x1f\x8b\x08\x00broken", "cannot be read"),
     ],
 )  # fmt: skip
 def test_other_files_are_refused_in_a_sentence(tmp_path: Path, content: bytes, says: str) -> None:

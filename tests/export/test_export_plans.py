@@ -60,6 +60,29 @@ def test_a_value_that_a_tool_cannot_run_at_all_does_not_lose_the_plan(
 
 
 @pytest.mark.parametrize(
+    ("tool", "devices", "method", "zero", "chunks"),
+    [
+        ("megatron-lm", 8, "pretrain", 1, 1),
+        ("torchtitan", 8, "pretrain", 3, 8),
+        ("torchtitan", 1, "pretrain", 0, 8),
+        ("trl", 8, "lora", 3, 4),  # 128,256 words in tiles of 32,768
+    ],
+)
+def test_an_estimate_has_what_its_tool_runs_by_default(
+    tool: str, devices: int, method: str, zero: int, chunks: int
+) -> None:
+    found = atoll.estimate("llama3-8b", "h200", devices, batch=8, tool=tool, method=method)
+    assert (found.layout.zero, found.run.stack.loss_chunks) == (zero, chunks)
+    found.export(tool)  # which it can run
+
+
+@pytest.mark.parametrize(("tool", "policy"), [("torchtitan", "alternate"), ("nemo", "selective")])
+def test_selective_recomputation_is_the_tools_own(tool: str, policy: str) -> None:
+    asked = {"batch": 8, "tool": tool, "recompute": "selective"}
+    assert atoll.estimate("llama3-8b", "h200", 8, **asked).layout.recompute == policy  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("told", "said"),
     [({"cuda_graphs": "full_iteration"}, "CUDA graphs"), ({"attention": "unfused"}, "unfused")],
 )

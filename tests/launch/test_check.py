@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,6 +224,13 @@ def test_arguments_that_are_not_priced_widen_the_interval_and_withhold_the_proof
     for checked in (muon, unknown):
         assert checked.better is not None and "proven optimal" not in checked.better.proof
         assert checked.better.proof.startswith("not proven")
+    asked: dict[str, Any] = {**given, "from_": script}
+    asked["set"] = ["GPUS=8", f"MORE={' '.join(arguments)}"]
+    plan = atoll.plan(**asked, tp=[1], pp=[1], cp=[1])
+    for estimate in (atoll.estimate(**asked), plan.best):
+        assert estimate.accuracy == unknown.estimate.accuracy
+        assert "not priced: new_kernel 3: unknown" in estimate.notes
+    assert plan.proof().startswith("not proven") and not plan.answer.certificate.proven
     keys = list(unknown.to_dict())
     assert keys.index("not_priced") < keys.index("estimate")
     print_checked(unknown)
@@ -258,7 +266,7 @@ def test_broken_files_are_one_sentence(
 def test_a_binary_file_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_bytes(b"\x00\xff" * 100)
-    with pytest.raises(AtollError, match="not a text file"):
+    with pytest.raises(AtollError, match="not UTF-8 text"):
         atoll.check(path, device="h100", devices=8)
 
 

@@ -105,12 +105,16 @@ def test_axolotls_names_are_the_trainers(tmp_path: Path) -> None:
     assert launch.arguments.not_priced == ()
     paged = read(tmp_path, AXOLOTL.format(optimizer="paged_adamw_8bit"), "llama3-8b")
     assert list(paged.arguments.not_modelled) == ["optimizer"]
+    four_bits = AXOLOTL.format(optimizer="adamw_bnb_8bit").replace(
+        "adapter: lora", "adapter: qlora"
+    )
+    fields = read(tmp_path, four_bits, "llama3-8b").fields
+    assert (fields["flags"], fields["optimizer"]) == ("nf4", "8bit")
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (AXOLOTL.replace("adapter: lora", "adapter: qlora"), "frozen weights in 4 or 8 bits"),
         (AXOLOTL + "rl: dpo\n", "trains on preferences"),
         (NEOX.replace('"fp16"', '"attention_config": [[["mamba"], 44]], "fp16"'), "mamba"),
         ("parallelism: {a: 1}\n", "none of its arguments is understood"),
@@ -158,11 +162,11 @@ def test_torchtitans_programs_are_parsed_with_their_chunked_loss(tmp_path: Path)
     assert (fields["recompute"], fields["flags"], fields["stack"]) == (
         "alternate", "loss_chunks=8", "compiled",
     )  # fmt: skip
-    found = atoll.estimate(from_=path, device="b200", flags="loss_chunks=8 grouped_mm")
+    found = atoll.estimate(from_=path, device="b200")
     assert found.fits and found.worst.reserved / 2**30 == pytest.approx(141.8, rel=0.1)
     assert found.tokens_per_s_per_device == pytest.approx(19_500, rel=0.15)
     path.write_text(PROGRAM.replace("{loss}", "CrossEntropyLoss.Config()"))
-    assert "flags" not in read_launch(path).fields
+    assert read_launch(path).fields["flags"] == "loss_chunks=1"
 
 
 def test_other_programs_are_not_read_as_scripts(tmp_path: Path) -> None:

@@ -90,6 +90,10 @@ def test_deepspeeds_file_is_read_with_the_trainers_arguments(tmp_path: Path) -> 
     launch = read(tmp_path, TRAINER + "deepspeed: ds.json\n")
     assert (launch.fields["zero"], launch.fields["microbatch"]) == (2, 4)
     assert launch.arguments.used["deepspeed:zero_optimization.stage"] == "2"
+    assert (launch.fields["stack"], launch.fields["flags"]) == ("deepspeed", "")
+    zero["zero_optimization"] |= {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    assert read(tmp_path, TRAINER + "deepspeed: ds.json\n").fields["flags"] == "host_optimizer"
     with pytest.raises(
         AtollError, match=r"leaves ZeRO to \.\./secret\.json, which was found neither"
     ):
@@ -134,11 +138,36 @@ def test_adapters_are_a_method(more: str, targets: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "flags"),
+    [
+        ("", ""),
+        ("optim: adamw_torch\n", "foreach"),
+        ("optim: adamw_hf\n", "forloop"),
+        ("lora_r: 8\nload_in_4bit: true\n", "nf4"),
+        ("lora_rank: 8\nquantization_bit: 4\n", "nf4 nested_scales"),  # LLaMA-Factory's default
+        ("lora_r: 8\n", ""),  # autocast multiplies in 16 bits
+        ("lora_r: 8\nbf16: false\ndtype: bfloat16\n", "fp32_adapters"),  # PEFT's default
+        ("lora_r: 8\nbf16: false\npure_bf16: true\n", ""),
+    ],
+)
+def test_arguments_of_kernels_are_priced(more: str, flags: str, tmp_path: Path) -> None:
+    text = TRAINER.replace("bf16: true\n", "") if "bf16" in more else TRAINER
+    launch = read(tmp_path, text + more)
+    assert launch.fields["flags"] == flags
+    assert launch.arguments.not_priced == ()
+
+
+def test_moments_of_8_bits_are_priced(tmp_path: Path) -> None:
+    launch = read(tmp_path, TRAINER + "optim: adamw_8bit\n")
+    assert launch.fields["optimizer"] == "8bit" and launch.arguments.not_priced == ()
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         (TRAINER.replace("bf16: true", "bf16: false"), "trains in fp32"),
         (TRAINER + "beta: 0.1\n", "trains on preferences"),
-        (TRAINER + "lora_r: 16\nload_in_4bit: true\n", "4 or 8 bits"),
+        (TRAINER + "lora_r: 16\nload_in_8bit: true\n", "in 8 bits"),
         (FSDP.format(strategy="FULL_SHARD").replace("params: false", "params: true"), "offloads"),
         (FSDP.replace("FSDP", "MEGATRON_LM"), "Megatron-LM plugin"),
     ],

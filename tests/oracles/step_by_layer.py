@@ -179,7 +179,8 @@ def stage_bytes(
         fixed += sum(fp8_bytes(run, cost) * n for cost, n in layers)
     if arrivals(layout.schedule, layout.pp, len(chunks))[stage][0]:
         fixed += stack.sends_held * boundary_bytes([chunks])
-    peak = gradients + activations + max(transient, logits)
+    copied = 4 * min(gradients / max(states.gradient, 1.0), stack.update_parameters)
+    peak = gradients + max(activations + max(transient, logits), copied)
     if stack.late_gradients and layout.zero < 2:
         summed = max(transient, 2 * states.gradient * (0 if run.adapters else shared))
         at_loss = (gradients if m > 1 else 0.0) + activations + max(transient, logits)

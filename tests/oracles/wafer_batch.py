@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.executors.threads import over_ranges
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.step.states import States
@@ -25,7 +25,7 @@ from . import wafer_batch_kernels as kernels
 COLUMNS = 10  # of a priced mapping
 
 
-def bytes_per_parameter(states: States) -> FloatArray:
+def bytes_per_parameter(states: States) -> Floats:
     """`home_bytes` as a table: (homes, whole or divided over the copies, parts of the states)."""
     ways = [(states.parts(1.0, 0.0, zero), states.parts(0.0, 1.0, zero)) for zero in range(4)]
     return np.array([*ways, np.zeros((2, 3))])
@@ -38,13 +38,13 @@ class Genes:
     `codes`, `data` and `weight` are entries of the operator's nodes for its three passes.
     """
 
-    stream: IntArray
-    codes: IntArray
-    data: IntArray
-    weight: IntArray
-    algorithms: IntArray
-    homes: IntArray
-    keep: IntArray
+    stream: Ints
+    codes: Ints
+    data: Ints
+    weight: Ints
+    algorithms: Ints
+    homes: Ints
+    keep: Ints
 
     def __len__(self) -> int:
         return len(self.stream)
@@ -105,7 +105,7 @@ class Batch:
         self.weighted = weighted[1:]
         self.saved = int(sum(droppable))
 
-    def _sums(self, node: NodeTable) -> FloatArray:
+    def _sums(self, node: NodeTable) -> Floats:
         """(2, algorithms, entries): seconds to sum a gradient, to gather a weight over copies."""
         if node.unit is None or not node.unit.parameters:
             return np.zeros((2, len(ALGORITHMS), len(node.codes)))
@@ -117,7 +117,7 @@ class Batch:
             for each in self._each
         ])  # fmt: skip
 
-    def evaluate(self, genes: Genes) -> FloatArray:
+    def evaluate(self, genes: Genes) -> Floats:
         """(mappings, 10): seconds; state, kept, rebuilt and away bytes, per layer and die; then the
         seconds of compute, links, homes, reruns and journeys.
         """

@@ -22,8 +22,8 @@ from .wafer_batch import Batch, Genes
 from .wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from .wafer_genes import assign, choices, reference
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 PIECE = 1 << 17
 
@@ -55,7 +55,7 @@ def fastest(
 def front(
     batch: Batch, stream: int, chain: int, homes: Sequence[str], layers: int, in_flight: int,
     fates: Sequence[int], passes: bool = False,
-) -> FloatArray:  # fmt: skip
+) -> Floats:  # fmt: skip
     """Points of a chain that no other of its points beats, the other chains at the reference."""
     found = np.zeros((0, 3))
     for genes in chain_genes(batch, stream, chain, homes, fates, passes):
@@ -65,7 +65,7 @@ def front(
     return found
 
 
-def _points(batch: Batch, genes: Genes, layers: int, in_flight: int) -> FloatArray:
+def _points(batch: Batch, genes: Genes, layers: int, in_flight: int) -> Floats:
     cost = batch.evaluate(genes)
     own = layers * (cost[:, STATE] + in_flight * cost[:, KEPT]) + cost[:, REBUILT]
     return np.stack([cost[:, TIME], own, layers * in_flight * cost[:, AWAY]], axis=1)
@@ -102,7 +102,7 @@ def chain_genes(
         yield genes
 
 
-def undominated_points(points: FloatArray) -> FloatArray:
+def undominated_points(points: Floats) -> Floats:
     """Points (seconds, bytes here, bytes elsewhere) less most that another beats: among those with
     equal bytes elsewhere, only the staircase of seconds and bytes here stays.
     """

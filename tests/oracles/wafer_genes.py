@@ -14,7 +14,7 @@ from atoll.wafer.exact.shared_states import SharedStates
 
 from .wafer_batch import Batch, Genes
 
-IntArray = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 
 def path_of(states: SharedStates, genes: BlockMapping) -> PathChoices:
@@ -39,7 +39,7 @@ def path_of(states: SharedStates, genes: BlockMapping) -> PathChoices:
 def decode(batch: Batch, genes: Genes, row: int) -> BlockMapping:
     nodes = batch.nodes[1:]
 
-    def codes(entries: IntArray) -> tuple[str, ...]:
+    def codes(entries: Ints) -> tuple[str, ...]:
         return tuple(n.codes[c] for n, c in zip(nodes, entries[row], strict=True))
 
     return BlockMapping(
@@ -92,7 +92,7 @@ def reference(batch: Batch, stream: int, count: int = 1) -> Genes:
     )  # fmt: skip
 
 
-def choices(batch: Batch, unit: int, homes: Sequence[str], passes: bool = False) -> IntArray:
+def choices(batch: Batch, unit: int, homes: Sequence[str], passes: bool = False) -> Ints:
     """Everything an operator may do: (choices, 4) entries of its passes, and home."""
     node = batch.nodes[1 + unit]
     each, entries = len(node.index), np.arange(len(node.codes))
@@ -112,7 +112,7 @@ def choices(batch: Batch, unit: int, homes: Sequence[str], passes: bool = False)
     )
 
 
-def assign(genes: Genes, unit: int, chosen: IntArray) -> None:
+def assign(genes: Genes, unit: int, chosen: Ints) -> None:
     for table, column in zip(
         (genes.codes, genes.data, genes.weight, genes.homes), chosen.T, strict=True
     ):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.wafer.costs.tables import BlockTables, exposed
 from atoll.wafer.costs.weight_placement import GradientTables
 from atoll.wafer.encoding.block_mapping import BlockMapping, HelperPath
@@ -19,13 +19,13 @@ class AllPassStates(PassStates):
     """Steps whose options are pairs of a home and a weight-gradient code, undominated."""
 
     def __init__(self, tables: BlockTables, rules: Rules) -> None:
-        self._option_codes: dict[tuple[int, int], IntArray] = {}
+        self._option_codes: dict[tuple[int, int], Ints] = {}
         """(options, states before, states) by chain and operator: home x codes + weight code."""
         super().__init__(tables, rules)
 
     def _options(
         self, gradient: GradientTables, unit: int, source: PassPairs, target: PassPairs
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[Floats, Floats]:
         count, rows = len(target.nodes.index), source.forward % len(source.nodes.index)
         seconds, bytes_, option_codes = [], [], []
         passes = self._weight_passes_s(gradient, unit, source, target)
@@ -92,9 +92,7 @@ class AllPassStates(PassStates):
         )  # fmt: skip
 
 
-def undominated(
-    seconds: FloatArray, bytes_: FloatArray, codes: IntArray
-) -> tuple[FloatArray, FloatArray, IntArray]:
+def undominated(seconds: Floats, bytes_: Floats, codes: Ints) -> tuple[Floats, Floats, Ints]:
     """Keep the undominated options along the first axis; dominated ones get infinite seconds."""
     order = np.lexsort((seconds, bytes_), axis=0)
     sorted_s = np.take_along_axis(seconds, order, axis=0)

@@ -36,7 +36,11 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> App:
 
 def paste(app: App, asked: object, **headers: str) -> tuple[int, Mapping[str, Any]]:
     body = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
-    sent = {"host": "localhost:8737", "content-type": "application/json"} | headers
+    sent = {
+        "host": "localhost:8737",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+    } | headers
     found = app.respond("POST", "/api/check", sent, body)
     assert isinstance(found.body, bytes)
     return found.status, json.loads(found.body)
@@ -77,11 +81,27 @@ def test_what_cannot_be_judged_is_a_sentence(app: App, asked: object, sentence: 
     assert sentence in found["error"]
 
 
+@pytest.mark.parametrize(("field", "suffix"), [("model", ".json"), ("device", ".yaml")])
+def test_nothing_tells_whether_a_file_exists(
+    app: App, tmp_path: Path, field: str, suffix: str
+) -> None:
+    paths = [(tmp_path / name).with_suffix(suffix) for name in ("absent", "present", "inside")]
+    paths[1].write_text('{"secret": 1}', encoding="utf-8")
+    paths[2].mkdir()
+    replies = [paste(app, ASKED | {field: str(path)}) for path in paths]
+    assert {status for status, _ in replies} == {400}
+    pairs = zip(paths, replies, strict=True)
+    sentences = [reply["error"].replace(path.stem, "") for path, (_, reply) in pairs]
+    assert len(set(sentences)) == 1
+    assert "secret" not in sentences[0]
+
+
 def test_other_pages_machines_and_sizes_are_refused(app: App) -> None:
     assert paste(app, ASKED, **{"content-type": "text/plain"})[0] == 415
     assert paste(app, ASKED, origin="http://evil.example")[0] == 403
     assert paste(app, ASKED, origin="http://localhost:8737")[0] == 200
     assert paste(app, b" " * (MOST_BYTES + 1))[0] == 413
+    assert paste(app, ASKED, origin="http://[")[0] == 400
     assert paste(app, ASKED, host="evil.example")[0] == 421
     elsewhere = App(app.runs, Guard("192.168.1.5", 8737, token="t"))
     away = {"host": "192.168.1.5:8737", "authorization": "Bearer t"}

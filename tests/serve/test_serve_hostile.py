@@ -95,3 +95,33 @@ def test_whatever_is_sent_is_refused_without_a_word_of_our_insides(
     assert b" 500 " not in found.partition(b"\r\n")[0]
     assert "Traceback" not in capfd.readouterr().err
     assert answers(explorer)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        ("GET /api/runs HTTP/1.1\r\nHost: localhost:²\r\n\r\n", 421),
+        (f"GET /api/runs HTTP/1.1\r\nHost: localhost:{'9' * 5_000}\r\n\r\n", 421),
+        ("GET /api/runs HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n", 400),
+        ("GET http://[ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (f"GET /api/runs/run/design/{'9' * 20} HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+        (f"POST /api/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+         f"Content-Length: {'9' * 5_000}\r\n\r\n", 400),
+    ],
+)  # fmt: skip
+def test_malformed_requests_get_a_status_and_a_sentence(
+    explorer: Explorer, sent: str, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with connected(explorer) as client:
+        client.sendall(sent.encode("latin-1"))
+        client.shutdown(socket.SHUT_WR)
+        reply = b"".join(iter(lambda: client.recv(65_536), b""))
+    assert reply.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"].endswith(".")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_body_is_not_waited_for_from_other_hosts(explorer: Explorer) -> None:
+    with connected(explorer) as client:
+        client.sendall(b"POST /api/check HTTP/1.1\r\nHost: evil\r\nContent-Length: 9\r\n\r\n")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 421 ")

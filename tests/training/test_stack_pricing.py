@@ -186,6 +186,46 @@ def test_host_launches_bind_small_models_in_eager_mode() -> None:
     assert step.host_s < 0.05 * step.time_s
 
 
+def test_an_optimizer_on_the_host_frees_memory_and_takes_its_processors_time() -> None:
+    """A node's processors update the parameters of all its devices; gradients wait there too."""
+    run = small_run(grouped(), devices=8, stack=STACKS["deepspeed"])
+    hosted = replace(run, stack=flagged(run.stack, "host_optimizer"))
+    layout = Layout(dp=8, zero=3)
+    device, host = estimate(run, layout), estimate(hosted, layout)
+    assert device.worst.optimizer > 0 == host.worst.optimizer == host.worst.gradients
+    assert host.step.optimizer_s > 10 * device.step.optimizer_s
+    several = replace(hosted, global_batch=8 * run.global_batch)
+    more = estimate(several, layout).step, estimate(hosted, layout).step
+    assert more[0].optimizer_s == more[1].optimizer_s
+    assert more[0].accumulate_s > more[1].accumulate_s
+    paged = estimate(replace(hosted, states=STATES["8bit"]), Layout(dp=8, zero=1))
+    assert paged.worst.optimizer == 0 < paged.worst.gradients
+
+
+def test_blocks_are_recomputed_from_inputs_on_the_host() -> None:
+    run = small_run(grouped(12), devices=8)
+    full, hosted = (estimate(run, Layout(dp=8, recompute=p)) for p in ("full", "full@host"))
+    assert hosted.worst.activations < 0.5 * full.worst.activations
+    assert hosted.step.time_s == full.step.time_s
+
+
+def test_hooks_around_every_module_bind_small_microbatches_of_deepspeeds_zero_3() -> None:
+    """More modules, as of adapters, and recomputation run more of them."""
+    run = small_run(grouped(), devices=8, stack=STACKS["deepspeed"], sequence=128)
+    adapted = replace(run, adapters=Adapters(8))
+
+    def host_s(run: Run, zero: int, recompute: str = "none") -> float:
+        layout = Layout(dp=8, zero=zero, recompute=recompute)
+        return estimate(run, layout).stages[0].host_s
+
+    assert host_s(run, 3) > 2 * host_s(run, 2)
+    more_s = [host_s(run, 3, policy) - host_s(run, 2, policy) for policy in ("none", "full")]
+    assert more_s[1] > 1.3 * more_s[0]
+    assert host_s(adapted, 3) > 1.5 * host_s(run, 3)
+    sharded = replace(run, stack=STACKS["fsdp"])
+    assert host_s(sharded, 3) < host_s(sharded, 2) * 1.01
+
+
 def test_older_attention_kernels_are_slower() -> None:
     run = small_run(grouped())
     seconds = [

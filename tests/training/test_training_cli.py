@@ -172,7 +172,8 @@ def test_a_plan_for_a_tool_comes_with_its_launch_file(atoll: Run, tmp_path: Path
 
 
 def test_an_estimate_is_printed_before_an_export_fails(atoll: Run) -> None:
-    code, printed, err = atoll(*ESTIMATE, "--batch", "32", "--export", "torchtitan")
+    asked = "--batch", "32", "--zero", "1", "--export", "torchtitan"
+    code, printed, err = atoll(*ESTIMATE, *asked)
     assert code == 2
     assert "step " in printed
     assert err.startswith("atoll: export to torchtitan: ")

@@ -44,8 +44,8 @@ def test_degrees_are_positive_integers(axis: str, value: object) -> None:
         (
             replace(LAYOUT, recompute="some"),
             "recompute is 'some', but must be one of none, selective, alternate, full, optimal, "
-            "full@N or host@N for N blocks of a stage, or modules joined by +: core_attn, "
-            "layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts",
+            "full@N or host@N for N blocks of a stage, full@host, or modules joined by +: "
+            "core_attn, layernorm, mla_up_proj, mlp, moe, moe_act, shared_experts",
         ),
         (
             replace(LAYOUT, schedule="2f2b"),

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.api import validate
 from atoll.base.errors import AtollError
+from atoll.files.csvfile import write_csv
 from atoll.hardware.physical.constants import constants
 from atoll.validation.chip_rows import ChipRow, read_chips
 from atoll.validation.chips import fit_physics, validate_chips
@@ -204,3 +205,21 @@ def test_cells_that_no_chip_can_have_are_refused(
     assert len(rows) == 9 and "H100 SXM" not in {row.name for row in rows}
     (why,) = skipped
     assert why.startswith("line 3: ") and re.search(reason, why), why
+
+
+IMPLAUSIBLE = (("l2_MiB", "40000000", "0 to 1e+06 MiB"), ("process_nm", "0.001", "0.5 to 10000 nm"),
+               ("dies", "-3", "1 to 10,000"), ("tdp_W", "1e8", "0 to 1e+06 W"))  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "cell", "limits"), IMPLAUSIBLE)
+def test_a_cell_that_no_chip_has_is_skipped_with_its_range(
+    tmp_path: Path, column: str, cell: str, limits: str
+) -> None:
+    with CHIPS.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))[:3]
+    rows[1][column] = cell
+    path = tmp_path / "chips.csv"
+    write_csv(path, list(rows[0]), [list(row.values()) for row in rows])
+    chips, skipped = read_chips(path)
+    assert [chip.line for chip in chips] == [2, 4]
+    assert list(skipped) == [f"line 3: {column} is {cell!r}, expected {limits}"]

@@ -13,7 +13,7 @@ from atoll.base.errors import AtollError
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout, check_recompute
 from atoll.tools.software import find_stack, graphed, overlapping, stack_named
-from atoll.tools.stack import FSDP, MEGATRON, NEMO, STACKS
+from atoll.tools.stack import COMPILED, FSDP, MEGATRON, NEMO, STACKS
 from atoll.training.estimate import Estimate, estimate
 from atoll.validation.row_runs import run_from_row, unread_words
 from atoll.validation.row_settings import port_Bps
@@ -40,14 +40,26 @@ def found(device: str = "H100-SXM", **more: str) -> Estimate:
     [
         ("megatron-bridge 26.04.01", "nemo"), ("NeMo (megatron-core) ROCm", "nemo"),
         ("Megatron-LM core_r0.12", "megatron"), ("Megatron-LM 2021", "megatron-2021"),
+        ("FlagScale (Megatron-LM 2023)", "megatron-2023"),
         ("megatron-deepspeed (Habana)", "megatron-2021"), ("torchtitan-fsdp2", "fsdp"),
-        ("HF accelerate + deepspeed zero3", "fsdp"), ("MaxText", "xla"),
+        ("HF accelerate + deepspeed zero3", "deepspeed"), ("MaxText", "xla"),
+        ("optimum-habana (Gaudi)", "gaudi"), ("NeMo AutoModel, PyTorch FSDP2", "automodel"),
         ("nanotron", "modular-lean"),
         ("modular-norm", "modular-norm"), ("torch.compile", "compiled"), ("my own", None),
     ],
 )  # fmt: skip
 def test_frameworks_with_their_releases(words: str, stack: str | None) -> None:
     assert stack_named(words) == stack
+
+
+def test_kernels_that_are_named_beside_the_parallelism() -> None:
+    """The same layout and overlap, other passes through memory."""
+    eager, compiled = find_stack("AutoModel, FSDP2"), find_stack("AutoModel, FSDP2, torch.compile")
+    fused = find_stack("AutoModel, FSDP2, Transformer Engine")
+    assert compiled.overlap == fused.overlap == eager.overlap
+    assert compiled.passes == COMPILED.passes and fused.passes == MEGATRON.passes
+    assert fused.attention == "flash" and eager.attention == "flash2"
+    assert find_stack("NeMo with Transformer Engine") == NEMO
 
 
 def test_what_a_launch_file_lets_overlap() -> None:

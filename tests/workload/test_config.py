@@ -133,7 +133,7 @@ def test_truncated_json_is_located(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"[1, 2]", "expected a JSON object, found a list"),
-        (b"\xff\xfe{}", "not a UTF-8 text file"),
+        (b"\xff\xfe{}", "not UTF-8 text"),
         (b"", "not valid JSON at line 1"),
         (b'{"model_type": ' + b"9" * 5000 + b"}", "not usable JSON"),
         (b"[" * 100_000, "not usable JSON"),

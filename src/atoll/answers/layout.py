@@ -214,3 +214,23 @@ def candidates_words(candidates: Sequence[LayoutCandidate], between: float) -> s
     words = "; ".join(f"{candidate.layout} ({candidate.slower:+.1%})" for candidate in candidates)
     why = f"half of all pairs of layouts of one run are predicted {between:.0%} or more off"
     return f"to be tried beside it: {words} ({why})" if words else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnrestrictedLayout:
+    """The fastest layout of a runtime that runs every layout, which the tool cannot run."""
+
+    layout: str
+    axes: PlannedLayout
+    step_time_s: Positive
+    saved: Amount
+    """Share of the plan's step time."""
+    through: str
+    """What the tool lacks, in words."""
+
+    def sentence(self) -> str:
+        """Return what an unrestricted runtime could gain."""
+        return (
+            f"An unrestricted runtime could reach {format_seconds(self.step_time_s)} "
+            f"(-{self.saved:.1%}) through {self.through}: {self.layout}."
+        )

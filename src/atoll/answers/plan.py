@@ -27,9 +27,9 @@ from atoll.answers.layout import (
     LayoutCandidate,
     PlannedLayout,
     StepPasses,
+    UnrestrictedLayout,
 )
 from atoll.base.errors import AtollError
-from atoll.base.units import format_seconds
 from atoll.files.yamlfile import suggestion
 from atoll.step.length import WholeRun
 from atoll.step.parts import Origin
@@ -232,26 +232,6 @@ class RunnerUp:
     breakdown_s: Mapping[str, Number]
     tokens_per_s_per_device: Amount
     memory_bytes: Amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnrestrictedLayout:
-    """The fastest layout of a runtime that runs every layout, which the tool cannot run."""
-
-    layout: str
-    axes: PlannedLayout
-    step_time_s: Positive
-    saved: Amount
-    """Share of the plan's step time."""
-    through: str
-    """What the tool lacks, in words."""
-
-    def sentence(self) -> str:
-        """Return what an unrestricted runtime could gain."""
-        return (
-            f"An unrestricted runtime could reach {format_seconds(self.step_time_s)} "
-            f"(-{self.saved:.1%}) through {self.through}: {self.layout}."
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,8 @@ class Dimension:
     example: str
     units: Mapping[str, float]
     display: tuple[str, ...]  # smallest first
+    low: float
+    high: float  # plausible amounts other than 0, in the base unit
 
 
 class UnitError(AtollError, ValueError):
@@ -41,7 +43,12 @@ def _scaled(prefixes: Mapping[str, float], unit: str, factor: float = 1.0) -> di
 _BYTE_UNITS = _scaled(_DECIMAL, "B") | _scaled(_BINARY, "B")
 
 BYTES = Dimension(
-    "an amount of memory", "80 GiB", _BYTE_UNITS, ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    "an amount of memory",
+    "80 GiB",
+    _BYTE_UNITS,
+    ("B", "KiB", "MiB", "GiB", "TiB", "PiB"),
+    1,
+    2.0**60,
 )
 BANDWIDTH = Dimension(
     "a bandwidth",
@@ -51,9 +58,16 @@ BANDWIDTH = Dimension(
     | _scaled(_DECIMAL, "bit/s", 1 / 8)
     | _scaled(_DECIMAL, "bps", 1 / 8),
     ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"),
+    1,
+    1e18,
 )
 FREQUENCY = Dimension(
-    "a frequency", "1.05 GHz", _scaled(_DECIMAL, "Hz"), ("Hz", "kHz", "MHz", "GHz", "THz")
+    "a frequency",
+    "1.05 GHz",
+    _scaled(_DECIMAL, "Hz"),
+    ("Hz", "kHz", "MHz", "GHz", "THz"),
+    1e3,
+    1e11,
 )
 AREA = Dimension(
     "an area",
@@ -64,12 +78,16 @@ AREA = Dimension(
         for square in ("2", "^2", "²")
     },
     ("um2", "mm2"),
+    1e-12,
+    1e6,
 )
 POWER = Dimension(
     "a power",
     "400 W",
     _scaled(_SMALL, "W") | _scaled({"k": 1e3, "M": 1e6, "G": 1e9}, "W"),
     ("uW", "mW", "W", "kW", "MW"),
+    1e-15,
+    1e9,
 )
 POWER_DENSITY = Dimension(
     "a power density",
@@ -80,43 +98,60 @@ POWER_DENSITY = Dimension(
         for square in ("2", "^2", "²")
     },
     ("W/mm2",),
+    1e-6,
+    100,
 )
 TIME = Dimension(
     "a time",
     "1.5 us",
     _scaled(_SMALL, "s") | {"min": 60.0, "h": 3600.0, "d": 86400.0},
     ("ps", "ns", "us", "ms", "s", "min", "h", "d"),
+    1e-15,
+    1e10,
 )
 ENERGY = Dimension(
     "an energy",
     "3.9 pJ",
     _scaled(_SMALL, "J") | _scaled({"k": 1e3, "M": 1e6, "G": 1e9}, "J"),
     ("fJ", "pJ", "nJ", "uJ", "mJ", "J", "kJ", "MJ"),
+    1e-21,
+    1e18,
 )
 ENERGY_PER_BIT = Dimension(
     "an energy per bit",
     "3.9 pJ/bit",
     _scaled(_SMALL, "J/bit") | _scaled(_SMALL, "J/b") | _scaled(_SMALL, "J/B", 1 / 8),
     ("fJ/bit", "pJ/bit", "nJ/bit"),
+    1e-21,
+    1e-3,
 )
 FLOPS = Dimension(
     "a compute rate",
     "275 TFLOP/s",
     _scaled(_DECIMAL, "FLOP/s") | _scaled(_DECIMAL, "FLOPS"),
     ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s", "EFLOP/s"),
+    1e3,
+    1e21,
 )
 TOKENS = Dimension(
-    "a number of tokens", "1T", _scaled(_DECIMAL | {"B": 1e9}, ""), ("", "k", "M", "B", "T")
+    "a number of tokens",
+    "1T",
+    _scaled(_DECIMAL | {"B": 1e9}, ""),
+    ("", "k", "M", "B", "T"),
+    1,
+    1e18,
 )
 PRICE = Dimension(
-    "dollars per device and hour", "2.5/h", {"": 1.0, "/h": 1.0, "$/h": 1.0, "USD/h": 1.0}, ("/h",)
+    "dollars per device and hour",
+    "2.5/h",
+    {"": 1.0, "/h": 1.0, "$/h": 1.0, "USD/h": 1.0},
+    ("/h",),
+    1e-9,
+    1e6,
 )
-SHARE = Dimension("a share", "10%", {"": 1.0, "%": 0.01}, ("%",))
+SHARE = Dimension("a share", "10%", {"": 1.0, "%": 0.01}, ("%",), 1e-9, 1)
 
 DIMENSIONS = (BYTES, BANDWIDTH, FREQUENCY, AREA, POWER, TIME, ENERGY, ENERGY_PER_BIT, FLOPS)
-
-LARGEST = 1e30
-"""Largest quantity in base units: products and ratios of a few stay finite."""
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
 
@@ -125,7 +160,8 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
     """Return the value in the dimension's base unit.
 
     Takes text with a unit; a plain number only where `default_unit` says what it counts. Anything
-    else (another dimension, negative, not finite, a flag) is refused with a sentence.
+    else (another dimension, negative, not finite, a flag, an amount beyond what is plausible) is
+    refused with a sentence.
     """
     expected = f'expected {dimension.noun} such as "{dimension.example}", got {_shown(value)}'
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -135,10 +171,9 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
         if match is None:
             raise UnitError(expected)
         number, unit = match[1], match[2] or default_unit
-    elif isinstance(value, int) and abs(value) > LARGEST:
-        raise UnitError(f"{expected}, which is beyond all that exists")
     else:
-        number, unit = repr(float(value)), default_unit
+        huge = isinstance(value, int) and abs(value) > 10**300
+        number, unit = "1e300" if huge else repr(value), default_unit
     if not math.isfinite(float(number)):
         raise UnitError(f"{expected}, which is not a finite number")
     if float(number) < 0:
@@ -149,8 +184,9 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
         raise UnitError(f"{expected}, {_about_unit(unit, dimension)}")
     # in decimal, so that "3.4 us" is the float 3.4e-6 and not its neighbour
     amount = float(Decimal(number) * Decimal(repr(dimension.units[unit])))
-    if amount != 0 and not 1 / LARGEST <= amount <= LARGEST:
-        raise UnitError(f"{expected}, which is beyond all that exists")
+    if amount != 0 and not dimension.low <= amount <= dimension.high:
+        low, high = (format_quantity(x, dimension).strip() for x in (dimension.low, dimension.high))
+        raise UnitError(f"{expected}, which is not between {low} and {high}")
     return amount
 
 

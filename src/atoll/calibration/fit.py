@@ -17,6 +17,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from atoll.answers.validation import CalibrationAnswer, Parameter
+from atoll.base.arrays import Floats
 from atoll.calibration.operator_rows import (
     H200_OPERATORS,
     VECTORS,
@@ -32,7 +33,6 @@ from atoll.calibration.validate import (
     skip_reason,
     validate_operators,
 )
-from atoll.cost.gpu_gemm import Floats
 from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
 from atoll.files.atomic_file import atomic_files
 from atoll.files.yamlfile import field_by_key

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.validation import OperatorsValidation, WorstOperator
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.calibration.validate import report_operators
 from atoll.cost.gpu_attention import Heads, attention_times_s
-from atoll.cost.gpu_gemm import L2_BPS, Floats, gemm_times_s
+from atoll.cost.gpu_gemm import L2_BPS, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
 from atoll.hardware.catalog import load_network

@@ -18,6 +18,7 @@ import numpy as np
 from atoll.base.errors import AtollError
 from atoll.fabric.nested import all_to_all_s, collective_s
 from atoll.fabric.network import Network
+from atoll.files.inputs import read_input
 
 MOST_BYTES = 2**26
 """Limit of a log."""
@@ -100,7 +101,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 def read_log(path: str | Path) -> CollectiveLog:
     """Read the table of a log."""
-    lines = _text(path).splitlines()
+    lines = read_input(path, MOST_BYTES).decode("utf-8", errors="replace").splitlines()
     hosts = {int(match[1]): match[2] for line in lines if (match := RANK.match(line))}
     rows = [row for line in lines for row in _rows(line)]
     if not rows:
@@ -115,19 +116,6 @@ def read_log(path: str | Path) -> CollectiveLog:
             f"{path}: {names[0] if names else 'the collective'} is none of {', '.join(KINDS)}"
         )
     return CollectiveLog(kind, len(hosts), len(set(hosts.values())), sizes, times_s, bus_Bps)
-
-
-def _text(path: str | Path) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(content) > MOST_BYTES:
-        raise AtollError(f"{path}: more than {MOST_BYTES:,} bytes of log")
-    return content.decode("utf-8", errors="replace")
 
 
 def _rows(line: str) -> list[tuple[float, float, float]]:

@@ -23,6 +23,7 @@ from scipy.special import stdtrit
 
 from atoll.answers.answer import build_from
 from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.tools.stack import CHIP, STACKS
@@ -32,7 +33,6 @@ from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlap
 from atoll.validation.row_runs import run_at_site
 from atoll.validation.tables import RunRow, read_each, read_runs
 
-Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 PRIORS = {"slack": 0.12, "host": 0.95, "overlap": 1.0, "inside": 0.42, "between": 0.95}

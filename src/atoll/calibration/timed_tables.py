@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.calibration.many_devices import TimedOperator, predicted_s
-from atoll.cost.gpu_gemm import Floats
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.training.operators.timings import RatioGrid, Timings
 

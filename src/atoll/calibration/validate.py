@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
+from atoll.base.arrays import Floats
 from atoll.calibration.operator_rows import (
     ATTENTION,
     CHAIN_KINDS,
@@ -29,7 +30,7 @@ from atoll.calibration.operator_rows import (
 )
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import Routed, expert_times_s
-from atoll.cost.gpu_gemm import Floats, gemm_times_s
+from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.cost.gpu_vector import KERNELS, streaming_s, vector_times_s
 from atoll.files.yamlfile import suggestion
 from atoll.hardware.gpu import Gpu, load_gpu

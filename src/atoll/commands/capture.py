@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from atoll.answers.answer import build_from
+from atoll.base.streams import say
 from atoll.commands.common import answer, leave_when_interrupted
 from atoll.printing import tables
 from atoll.questions.verbs import CaptureQuestion
@@ -43,7 +43,7 @@ def capture(question: CaptureQuestion, as_json: bool) -> None:
         seconds=seconds,
     )
     for words in model.file.warnings:
-        print(f"atoll: warning: {words}", file=sys.stderr)
+        say(f"warning: {words}")
     answer(shown, as_json, tables.print_model)
     if as_json:
         return

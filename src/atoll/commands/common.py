@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from atoll.base.stopping import Stop
+from atoll.base.streams import say
 from atoll.printing.console import progress
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ INTERRUPTED = 130
 """Exit code of a process that Ctrl-C ended."""
 
 
-def say_interrupted() -> None:
-    print("atoll: interrupted", file=sys.stderr, flush=True)
-
-
 @contextmanager
 def leave_when_interrupted() -> Iterator[None]:
     """Exit at once on Ctrl-C, for libraries that cannot handle an exception.
@@ -40,7 +37,7 @@ def leave_when_interrupted() -> Iterator[None]:
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
-        say_interrupted()
+        say("interrupted")
         os._exit(INTERRUPTED)
 
     if threading.current_thread() is not threading.main_thread():
@@ -70,7 +67,7 @@ def leave_if_interrupted(stop: Stop, out: Path | None) -> None:
     """Exit with the code of the signal that ended a search, after its answer was printed."""
     if stop.interrupted:
         again = "" if out is None else "; the same command continues"
-        print(f"atoll: interrupted{again}", file=sys.stderr)
+        say(f"interrupted{again}")
         raise typer.Exit(128 + stop.signal)
 
 

@@ -7,15 +7,18 @@ output files and workers. Answers are those of `--json`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import cleandoc
+from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
+from atoll.base.registry import import_named
 from atoll.commands.plain import ANSWERED
+from atoll.files.inputs import reading_only
 from atoll.questions import COMMANDS
 from atoll.questions.ask import ask
 from atoll.questions.question import Question, about
@@ -41,7 +44,7 @@ def mcp(question: McpQuestion) -> None:
         ) from error
 
     async def serve() -> None:
-        server = build_server()
+        server = build_server(question.folders or (Path(),), question.calls)
         async with stdio.stdio_server() as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
@@ -63,16 +66,22 @@ def hidden(question: type[Question]) -> set[str]:
     return {name for name, info in fields if info.exclude or about(info, "writes", False)}
 
 
-def run_tool(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Run a tool; return its answer as JSON data, and the requested launch file."""
+def run_tool(
+    name: str, arguments: dict[str, Any], folders: Sequence[Path] = (Path(),)
+) -> tuple[dict[str, Any], list[str]]:
+    """Run a tool; return its answer as JSON data, and the requested launch file.
+
+    Files are read only in these folders, and in the local cache of models.
+    """
     if name not in VERBS:
         raise AtollError(f"tool {name!r} is not known; there are {', '.join(VERBS)}")
     question_kind = COMMANDS[name][0]
     if refused := sorted(hidden(question_kind) & arguments.keys()):
         raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
-    question = ask({name: question_kind}, None, arguments)
-    result = ANSWERED[name](question)
-    return result.to_dict(), list(_launch_texts(result))
+    with reading_only(*folders, import_named("atoll.workload.families.hub:cache_folder")()):
+        question = ask({name: question_kind}, None, arguments)
+        result = ANSWERED[name](question)
+        return result.to_dict(), list(_launch_texts(result))
 
 
 def _launch_texts(result: Any) -> Iterator[str]:
@@ -83,13 +92,17 @@ def _launch_texts(result: Any) -> Iterator[str]:
             yield result.export(tool.name).text
 
 
-def build_server() -> Any:
-    """Build the SDK's server with one tool per verb."""
+def build_server(folders: Sequence[Path], calls: int) -> Any:
+    """Build the SDK's server with one tool per verb.
+
+    Calls run in processes of their own, which are used again: a cancelled one is killed.
+    """
     import anyio
+    import anyio.to_process
     from mcp import types
     from mcp.server.lowlevel import Server
 
-    single_call = anyio.CapacityLimiter(1)
+    limiter = anyio.CapacityLimiter(calls)
 
     async def list_tools(context: Any, request: Any) -> Any:
         tools = [
@@ -106,11 +119,12 @@ def build_server() -> Any:
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(context: Any, request: Any) -> Any:
-        run = partial(run_tool, request.name, request.arguments or {})
+        run = partial(run_tool, request.name, request.arguments or {}, folders)
         try:
-            answer, files = await anyio.to_thread.run_sync(run, limiter=single_call)
-        except AtollError as error:
-            sentences = [types.TextContent(type="text", text=str(error))]
+            answer, files = await anyio.to_process.run_sync(run, cancellable=True, limiter=limiter)
+        except (AtollError, anyio.BrokenWorkerProcess) as error:
+            why = str(error) or "the process of the call ended; ask for less"
+            sentences = [types.TextContent(type="text", text=why)]
             return types.CallToolResult(content=sentences, is_error=True)
         texts = [json.dumps(answer, allow_nan=False), *files]
         content = [types.TextContent(type="text", text=text) for text in texts]

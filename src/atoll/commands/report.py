@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from atoll.base.streams import say
 from atoll.commands.common import answer, print_json
 from atoll.printing import tables
 from atoll.questions.verbs import CompareQuestion, ReportQuestion, TraceQuestion
@@ -22,7 +22,7 @@ def compare(question: CompareQuestion, as_json: bool) -> None:
     comparison = run(*question.runs)
     answer(comparison, as_json, tables.print_compared)
     if question.out is not None:
-        print(f"atoll: wrote {comparison.report(question.out)}", file=sys.stderr)
+        say(f"wrote {comparison.report(question.out)}")
 
 
 def trace(question: TraceQuestion, as_json: bool) -> None:
@@ -37,4 +37,4 @@ def _wrote(path: Path, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(path), "bytes": size})
     else:
-        print(f"atoll: wrote {path} ({size / 1e6:.1f} MB)", file=sys.stderr)
+        say(f"wrote {path} ({size / 1e6:.1f} MB)")

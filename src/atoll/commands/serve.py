@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from atoll.base.streams import say
 from atoll.questions.verbs import ServeQuestion
 
 
@@ -22,7 +23,7 @@ def serve(question: ServeQuestion) -> None:
     )
     explorer.warm()
     for folder in explorer.left_out:
-        print(f"atoll: {folder.reason}", file=sys.stderr)
+        say(folder.reason)
     print(explorer.address, flush=True)
     if sys.stderr.isatty():
         print("Ctrl-C ends it.", file=sys.stderr)

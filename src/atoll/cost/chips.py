@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.model import MAPPER
 from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
 from atoll.hardware.silicon.chip import chip_columns, chip_stalls, chip_template
@@ -34,8 +34,8 @@ FIRST_LEVEL = 8  # first column of a tensor configuration that describes additio
 class VectorConfigs:
     """Distinct (vector cores, lanes) combinations."""
 
-    cores: IntArray
-    lanes: IntArray
+    cores: Ints
+    lanes: Ints
 
     def __len__(self) -> int:
         return len(self.cores)
@@ -46,46 +46,46 @@ class Chips:
     """Arrays with one entry per chip. The option axis has the core counts that an operator may
     use, -1 where a chip has fewer options."""
 
-    design: IntArray
+    design: Ints
     """Index of the design in the space."""
-    memory: IntArray
+    memory: Ints
     """Index into the space's `memories`."""
-    tensor_cores: IntArray
-    vector_cores: IntArray
-    hbm_Bps: FloatArray
-    glb_Bps: FloatArray
-    clock_Hz: FloatArray
-    level_Bps: FloatArray  # (chips, additional buffers between the shared one and HBM)
-    hbm_capacity_bytes: IntArray
+    tensor_cores: Ints
+    vector_cores: Ints
+    hbm_Bps: Floats
+    glb_Bps: Floats
+    clock_Hz: Floats
+    level_Bps: Floats  # (chips, additional buffers between the shared one and HBM)
+    hbm_capacity_bytes: Ints
     """Largest capacity that the space allows with this bandwidth."""
-    area_mm2: FloatArray
-    hbm_energy: FloatArray
+    area_mm2: Floats
+    hbm_energy: Floats
     """Energy per HBM byte relative to the energy model."""
-    glb_energy: FloatArray
+    glb_energy: Floats
     """Energy per byte of the shared buffer relative to the energy model."""
-    process_nm: FloatArray
+    process_nm: Floats
     """Process node if it is a parameter of the template, else zeros."""
-    peak_flops: FloatArray
-    tensor_count: IntArray  # (chips, options): number of tensor cores
-    tensor_config: IntArray  # (chips, options): index into `tensor_configs`
-    pair_count: IntArray  # (chips, options): vector cores of a fused operator
-    pair_config: IntArray  # (chips, options): index into `vector_configs`
-    vector_count: IntArray  # (chips, options)
-    vector_config: IntArray  # (chips, options): index into `vector_configs`
+    peak_flops: Floats
+    tensor_count: Ints  # (chips, options): number of tensor cores
+    tensor_config: Ints  # (chips, options): index into `tensor_configs`
+    pair_count: Ints  # (chips, options): vector cores of a fused operator
+    pair_config: Ints  # (chips, options): index into `vector_configs`
+    vector_count: Ints  # (chips, options)
+    vector_config: Ints  # (chips, options): index into `vector_configs`
     tensor_configs: TensorConfigs
     vector_configs: VectorConfigs
     template: ChipTemplate
     stalls: Stalls
 
     @property
-    def stream_Bps(self) -> FloatArray:
+    def stream_Bps(self) -> Floats:
         """Return the HBM bandwidth that streams reach, shape (chips,)."""
         return self.hbm_Bps * self.stalls.hbm
 
     def __len__(self) -> int:
         return len(self.design)
 
-    def subset(self, indices: IntArray) -> Chips:
+    def subset(self, indices: Ints) -> Chips:
         """Return the chips at these indices, with only the configurations that they use."""
         tensor_used, tensor_config = _renumber(self.tensor_config[indices])
         stacked = np.stack([self.pair_config[indices], self.vector_config[indices]])
@@ -111,7 +111,7 @@ def join_chips(first: Chips, second: Chips) -> Chips:
     """Concatenate chips; shared configurations are stored once."""
     options = max(first.tensor_count.shape[1], second.tensor_count.shape[1])
 
-    def wide(array: IntArray) -> IntArray:
+    def wide(array: Ints) -> Ints:
         missing = options - array.shape[1]
         return np.pad(array, ((0, 0), (0, missing)), constant_values=-1)
 
@@ -142,14 +142,14 @@ def join_chips(first: Chips, second: Chips) -> Chips:
 C = TypeVar("C", TensorConfigs, VectorConfigs)
 
 
-def _renumber(index: IntArray) -> tuple[IntArray, IntArray]:
+def _renumber(index: Ints) -> tuple[Ints, Ints]:
     """Return the configurations in use, and the array with their new indices (-1 stays)."""
     used, inverse = np.unique(index, return_inverse=True)
     absent = int(np.count_nonzero(used < 0))  # -1 sorts first
     return used[absent:], inverse.reshape(index.shape) - absent
 
 
-def _joined(first: C, second: C) -> tuple[C, IntArray]:
+def _joined(first: C, second: C) -> tuple[C, Ints]:
     """Return the distinct configurations of both, and the new index of each old one."""
     names = [f.name for f in fields(first)]
     columns = [np.concatenate([getattr(first, n), getattr(second, n)]) for n in names]
@@ -163,10 +163,10 @@ def _joined(first: C, second: C) -> tuple[C, IntArray]:
     return type(first)(**kept), number
 
 
-A = TypeVar("A", IntArray, FloatArray)
+A = TypeVar("A", Ints, Floats)
 
 
-def distinct_rows(rows: A) -> tuple[A, IntArray]:
+def distinct_rows(rows: A) -> tuple[A, Ints]:
     """Return `np.unique(rows, axis=0, return_inverse=True)`, ten times as fast because each row is
     encoded as one integer."""
     code = np.zeros(len(rows), np.int64)
@@ -182,7 +182,7 @@ def distinct_rows(rows: A) -> tuple[A, IntArray]:
     return rows[first], inverse.ravel()
 
 
-def pick(configs: C, rows: IntArray) -> C:
+def pick(configs: C, rows: Ints) -> C:
     return type(configs)(**{f.name: getattr(configs, f.name)[rows] for f in fields(configs)})
 
 
@@ -203,7 +203,7 @@ def memories(
 
 def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = False) -> Chips:
     """Return every design of a space with every allowed HBM bandwidth (see `memories`)."""
-    columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray, FloatArray]] = []
+    columns: list[tuple[Ints, Ints, Floats, Ints, Floats, Floats]] = []
     for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
         capacity = np.zeros(len(space), np.int64)
         phy_mm2, energy = np.zeros(len(space)), np.ones(len(space))
@@ -273,12 +273,12 @@ def _chips(
     template: ChipTemplate,
     columns: Columns,
     *,
-    design: IntArray,
-    memory: IntArray,
-    hbm_Bps: FloatArray,
-    hbm_capacity_bytes: IntArray,
-    area_mm2: FloatArray,
-    hbm_energy: FloatArray,
+    design: Ints,
+    memory: Ints,
+    hbm_Bps: Floats,
+    hbm_capacity_bytes: Ints,
+    area_mm2: Floats,
+    hbm_energy: Floats,
 ) -> Chips:
     tensor_cores, vector_cores = columns["tensor_cores"], columns["vector_cores"]
     clock_Hz, glb_Bpc = columns["clock_Hz"], columns["glb_bandwidth_Bpc"]
@@ -353,11 +353,11 @@ def _chips(
 def _tensor_configs(
     profile: Profile,
     stalls: Stalls,
-    count: IntArray,
+    count: Ints,
     numbers: Sequence[NDArray[Any]],
-    level_bytes: FloatArray,
-    level_Bpc: FloatArray,
-) -> tuple[IntArray, TensorConfigs]:
+    level_bytes: Floats,
+    level_Bpc: Floats,
+) -> tuple[Ints, TensorConfigs]:
     """Return the configuration index of each option and the distinct configurations. `numbers` has
     width, depth, GLB bytes and bandwidth, HBM bandwidth, clock, and bytes per core buffer (0: by
     the default rule).
@@ -394,8 +394,8 @@ def _tensor_configs(
 
 
 def _vector_configs(
-    pair: IntArray, vector: IntArray, lanes: IntArray
-) -> tuple[tuple[IntArray, IntArray], VectorConfigs]:
+    pair: Ints, vector: Ints, lanes: Ints
+) -> tuple[tuple[Ints, Ints], VectorConfigs]:
     stacked = np.stack([pair, vector])
     which, chip, option = np.nonzero(stacked > 0)
     rows = np.column_stack([stacked[which, chip, option], lanes[chip]])

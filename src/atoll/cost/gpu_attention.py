@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from atoll.cost.gpu_gemm import Floats, throttled_s
+from atoll.base.arrays import Floats
+from atoll.cost.gpu_gemm import throttled_s
 from atoll.hardware.gpu import Gpu
 from atoll.hardware.physical.kernel_fits import AttentionFit
 

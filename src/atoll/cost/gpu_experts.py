@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.cost.gpu_gemm import Floats, gemm_times_s
+from atoll.base.arrays import Floats
+from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
 from atoll.hardware.gpu import Gpu
 

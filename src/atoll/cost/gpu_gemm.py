@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from atoll.base.arrays import Floats
 from atoll.hardware.gpu import ELEMENT_BYTES, Calibration, Gpu
-
-Floats = NDArray[np.float64]
 
 # Output tiles of one thread block. Hopper's are multiples of the 64-row warpgroup instruction whose
 # accumulators fit the registers (CUTLASS's default builder shapes); Ampere's those of CUTLASS 2.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from atoll.cost.gpu_gemm import Floats
+from atoll.base.arrays import Floats
 from atoll.hardware.gpu import ADAM_BYTES, Gpu
 
 # Least bytes moved per element: reads and writes of 16-bit tensors unless noted otherwise.

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.cost import table_kernels
 from atoll.cost.chips import Chips
@@ -128,7 +128,7 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
     return PassSet(chosen, tuple(rows), arrays)
 
 
-def capacities(costs: Costs, chips: NDArray[np.int64]) -> FloatArray:
+def capacities(costs: Costs, chips: NDArray[np.int64]) -> Floats:
     """Return the capacity of each resource, shape (chips, resources)."""
     capacity = np.ones((len(chips), table_kernels.RESOURCES + costs.level_Bps.shape[1]))
     capacity[:, table_kernels.R_TENSOR] = costs.tensor_cores[chips]
@@ -139,7 +139,7 @@ def capacities(costs: Costs, chips: NDArray[np.int64]) -> FloatArray:
 
 def pass_problems(
     costs: Costs, passes: Passes, node_pass: NDArray[np.int64], node_chip: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+) -> tuple[NDArray[np.int64], Floats, Floats]:
     """Return the scheduling problems of pass-chip pairs: the first operator of each pair, shape
     (pairs + 1,), durations (operators, options) and demands (operators, options, resources).
     """
@@ -152,9 +152,7 @@ def pass_problems(
     return ptr, duration, demand
 
 
-def pass_problem(
-    costs: Costs, passes: Passes, number: int, chip: int
-) -> tuple[FloatArray, FloatArray]:
+def pass_problem(costs: Costs, passes: Passes, number: int, chip: int) -> tuple[Floats, Floats]:
     """Return the durations and demands of one pass on one chip."""
     _, *problem = pass_problems(costs, passes, np.array([number]), np.array([chip]))
     return problem[0], problem[1]
@@ -214,7 +212,7 @@ def link_s(operator: Operator, network: Network) -> float:
 
 def _tensor_costs(
     keys: Sequence[OperatorKey], chips: Chips, profile: Profile, products: Products | None
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the seconds, HBM bytes, GLB bytes and bytes of additional buffers of the operators'
     matrix products, first axes (operators, tensor configurations).
     """
@@ -307,7 +305,7 @@ def _epilogue_bytes(key: OperatorKey) -> float:
     return max(0.0, key.bytes - moved)
 
 
-def _attention_bytes(key: OperatorKey, budget_bytes: FloatArray) -> FloatArray:
+def _attention_bytes(key: OperatorKey, budget_bytes: Floats) -> Floats:
     """Return the HBM bytes of fused attention, tiled as in FlashAttention (Dao et al.,
     arXiv:2205.14135). A block of one head's queries, or of its keys and values, stays in half of
     the buffer while the other side streams; each additional block streams the other side again.
@@ -329,7 +327,7 @@ def _attention_bytes(key: OperatorKey, budget_bytes: FloatArray) -> FloatArray:
     return np.asarray(key.bytes + again * scores.batch * scores.fraction)
 
 
-def _vector_cycles(keys: Sequence[OperatorKey], chips: Chips, profile: Profile) -> FloatArray:
+def _vector_cycles(keys: Sequence[OperatorKey], chips: Chips, profile: Profile) -> Floats:
     cores, lanes = chips.vector_configs.cores, chips.vector_configs.lanes
     cycles = np.zeros((len(keys), len(cores)))
     operations = chips.stalls.operations or profile.vector_operations

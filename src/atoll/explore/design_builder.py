@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.stopping import StoppedError
 from atoll.explore.answer.operator_limits import layer_report
 from atoll.explore.answer.plateau import ChipSize
@@ -182,7 +182,7 @@ def _tightest(solved: list[Schedules]) -> Schedules:
 
 
 def model_plan(
-    priced: PricedChips, pass_s: FloatArray, memory_bytes: float, peak_flops: float
+    priced: PricedChips, pass_s: Floats, memory_bytes: float, peak_flops: float
 ) -> SearchedModel | None:
     """Plan the first variant on the first chip with this memory; None if it does not fit."""
     variant = priced.variants.variants[0]

@@ -25,7 +25,7 @@ import numpy as np
 
 from atoll.answers.answer import build_from
 from atoll.answers.search import ConstantShare, Robustness, SteadyChip
-from atoll.base.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.errors import AtollError
 from atoll.base.stopping import StoppedError
 from atoll.cost.chips import Chips, chips_of_space, distinct_rows, memories
@@ -67,7 +67,7 @@ def constants_that_matter(space: DesignSpace, energies: bool = False) -> list[Co
     """Return the constants that change area, power or (optionally) energies of the chips."""
     probes = space.subset(np.linspace(0, len(space) - 1, _PROBES).astype(np.int64))
 
-    def figures(chips: DesignSpace) -> FloatArray:
+    def figures(chips: DesignSpace) -> Floats:
         hbm = max(chips.hbm_options, key=lambda option: option.capacity_bytes)
         figure_columns = [chips.area_with(hbm), chips.peak_power_with(hbm)]
         if energies:
@@ -88,13 +88,13 @@ class Draws:
 
     space: DesignSpace
     """Every design that keeps to the limits under at least one of the sets."""
-    usual: IntArray
+    usual: Ints
     """Designs that keep to the limits under the nominal constants, in order."""
     varied: list[Constant]
     draws: list[Physics]
-    allowed: list[BoolArray]
+    allowed: list[Bools]
     """[design, option], for every draw, then for both ends of every varied constant."""
-    prices: list[FloatArray]
+    prices: list[Floats]
     """Divisors of throughput, in the same order."""
 
     @property
@@ -167,14 +167,14 @@ class DrawComparison:
         self.feasible_draws = _with_a_chip(best_scores[: len(self.draws.draws)])
         self.best_scores = np.array([best_scores[draw] for draw in self.feasible_draws])
 
-    def scores_at_best_clock(self, draw: int, rates: FloatArray) -> FloatArray:
+    def scores_at_best_clock(self, draw: int, rates: Floats) -> Floats:
         """Return every chip's score in a draw, at the best feasible clock up to its nominal one."""
         runs = (self.chip_by_clock >= 0) & self.feasible[draw][self.chip_by_clock]
         values = np.where(runs, (rates / self.prices[draw])[self.chip_by_clock], 0.0)
-        scores: FloatArray = np.maximum.accumulate(values, axis=1)[self.clock_family, self.clock]
+        scores: Floats = np.maximum.accumulate(values, axis=1)[self.clock_family, self.clock]
         return scores
 
-    def losses(self, chips: IntArray) -> FloatArray:
+    def losses(self, chips: Ints) -> Floats:
         """Return the losses of evaluated chips, [draw, chip]."""
         scores = [
             self.scores_at_best_clock(draw, self.throughput[draw])[chips]
@@ -182,7 +182,7 @@ class DrawComparison:
         ]
         return np.asarray(1.0 - np.array(scores) / self.best_scores[:, None])
 
-    def slower(self, chips: IntArray) -> IntArray:
+    def slower(self, chips: Ints) -> Ints:
         """Return the chips at their nominal and all lower clocks."""
         slower = np.arange(self.chip_by_clock.shape[1]) <= self.clock[chips][:, None]
         siblings = np.where(slower, self.chip_by_clock[self.clock_family[chips]], -1)
@@ -242,13 +242,13 @@ class SharedSearch(DrawComparison):
         """Throughput that a chip is proven not to exceed; 0 once evaluated."""
         self._note(np.array(list(search.frontier.plans), np.int64))
 
-    def _note(self, chips: IntArray) -> None:
+    def _note(self, chips: Ints) -> None:
         """Copy the scores of evaluated chips from the search."""
         for chip in chips.tolist():
             self.rates[chip] = max(0.0, self.search.evaluated_score(chip))
             self.open_above[chip] = 0.0 if self.rates[chip] > 0.0 else self.open_above[chip]
 
-    def evaluate(self, chips: IntArray, least: float) -> None:
+    def evaluate(self, chips: Ints, least: float) -> None:
         """Evaluate the chips whose bounds allow more than `least`."""
         if self.search.stop():
             raise StoppedError
@@ -258,7 +258,7 @@ class SharedSearch(DrawComparison):
         self._note(chips)
         self.open_above[chips] = np.minimum(self.open_above[chips], least)
 
-    def best_score(self, feasible: BoolArray, price: FloatArray) -> float:
+    def best_score(self, feasible: Bools, price: Floats) -> float:
         """Return the highest score of the feasible chips at these prices, within TOLERANCE."""
         size = FIRST_ROUND
         while True:
@@ -277,7 +277,7 @@ class SharedSearch(DrawComparison):
         scores = self.search.scores / self.prices[draw]
         return float(scores[self.feasible[draw]].max(initial=0.0))
 
-    def mean_losses(self, rates: FloatArray) -> FloatArray:
+    def mean_losses(self, rates: Floats) -> Floats:
         """Return the mean loss of every chip against the best of every draw."""
         relative_scores = np.zeros(len(rates))
         for draw, best in zip(self.feasible_draws, self.best_scores, strict=True):
@@ -338,7 +338,7 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     return robustness(wider, draws, int(position[chosen]))
 
 
-def _positions(narrow: Chips, wide: Chips, design: IntArray) -> IntArray:
+def _positions(narrow: Chips, wide: Chips, design: Ints) -> Ints:
     """Return the positions of chips among those of more designs, with every memory."""
     rows = [
         np.column_stack([part.hbm_Bps, part.hbm_capacity_bytes, number])
@@ -375,7 +375,7 @@ def _with_a_chip(best_scores: Sequence[float]) -> list[int]:
     return feasible_draws
 
 
-def _shares(draws: Draws, ends: FloatArray) -> tuple[ConstantShare, ...]:
+def _shares(draws: Draws, ends: Floats) -> tuple[ConstantShare, ...]:
     """Return the share of every constant in the swing of the best, largest first."""
     low, high = ends.T
     swing = (low - high) ** 2
@@ -432,8 +432,8 @@ def robustness_by_draw(search: Search, draws: Draws, chosen: int) -> Robustness:
 
 
 def _search_under(
-    like: Search, compared: DrawComparison, number: int, designs: IntArray
-) -> tuple[Search | None, IntArray]:
+    like: Search, compared: DrawComparison, number: int, designs: Ints
+) -> tuple[Search | None, Ints]:
     """Return a search over those of the designs that are feasible under a set of constants, None
     if there are none, and the positions of its chips among those that are compared."""
     draws = compared.draws

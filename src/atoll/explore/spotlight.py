@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing.evaluate import PricedChips
@@ -60,7 +60,7 @@ def spotlight_chip(
     return process.observed[int(np.argmin(process.values))]
 
 
-def _features(space: DesignSpace) -> FloatArray:
+def _features(space: DesignSpace) -> Floats:
     columns = [space.columns[parameter.name] for parameter in space.template.parameters]
     logs = np.log2(np.column_stack(columns).astype(np.float64))
     spread = logs.std(axis=0)
@@ -70,7 +70,7 @@ def _features(space: DesignSpace) -> FloatArray:
 
 def _device_log_s(
     space: DesignSpace, designs: NDArray[np.int64], single: Variants, setting: SearchSetting
-) -> FloatArray:
+) -> Floats:
     """Return the mean over models of the log time of one microbatch on one device."""
     chips = chips_of_space(space.subset(designs), setting.profile)
     _, first = np.unique(chips.design, return_index=True)
@@ -91,7 +91,7 @@ class GaussianProcess:
     points, so that an observation costs one row and no system of equations.
     """
 
-    def __init__(self, points: FloatArray, most: int) -> None:
+    def __init__(self, points: Floats, most: int) -> None:
         """Allocate for at most `most` observations."""
         self.observed: list[int] = []
         self.values: list[float] = []
@@ -116,7 +116,7 @@ class GaussianProcess:
         self.observed.append(point)
         self.values.append(value)
 
-    def expected_improvement(self) -> FloatArray:
+    def expected_improvement(self) -> Floats:
         """Expected decrease of the standardised value below the least known one, at every point."""
         values, count = np.array(self.values), len(self.observed)
         mean, scale = values.mean(), values.std() or 1.0

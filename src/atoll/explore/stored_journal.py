@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import JsonValue
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import Chips
 from atoll.cost.model import COST_MODELS
 from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
@@ -39,11 +39,11 @@ class StoredJournal(Journal):
         self._variants = variants
         self._space = space
 
-    def bounds(self, batch: int) -> Mapping[int, FloatArray]:
+    def bounds(self, batch: int) -> Mapping[int, Floats]:
         rows = self.store.bounds(batch)
         return {chip: np.frombuffer(lower, _DOUBLES) for chip, lower in rows.items()}
 
-    def put_bounds(self, batch: int, chips: IntArray, rows: FloatArray, scores: FloatArray) -> None:
+    def put_bounds(self, batch: int, chips: Ints, rows: Floats, scores: Floats) -> None:
         self.store.put_bounds(
             batch,
             (

@@ -67,6 +67,7 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         hides_tensor=run.stack.overlap.tensor_products > 0,
         method="lora" if run.adapters else "sft" if run.fine_tuned else "pretrain",
         adapters=run.adapters,
+        loss_chunks=run.stack.loss_chunks,
         **length,
     )
     return replace(launch_file, notes=(*launch_file.notes, *_omission_notes(target, run)))

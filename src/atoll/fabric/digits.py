@@ -21,7 +21,7 @@ from math import prod
 
 import numpy as np
 
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 
 X, Y = 0, 1
 
@@ -50,15 +50,15 @@ class Digits:
         return len(self.x) + len(self.y)
 
     @cached_property
-    def radix(self) -> IntArray:
+    def radix(self) -> Ints:
         return np.array([*self.x, *self.y], np.int64)
 
     @cached_property
-    def axis(self) -> IntArray:
+    def axis(self) -> Ints:
         return np.array([X] * len(self.x) + [Y] * len(self.y), np.int64)
 
     @cached_property
-    def stride(self) -> IntArray:
+    def stride(self) -> Ints:
         """Dies between neighbours along each digit: the product of the digits inside it."""
         return np.array(
             [prod(axis[i + 1 :]) for axis in (self.x, self.y) for i in range(len(axis))], np.int64

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atoll.base.arrays import BoolArray, FloatArray
+from atoll.base.arrays import Bools, Floats
 from atoll.fabric import mesh_kernels as kernels
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, rectangle_ring
@@ -34,8 +34,8 @@ def gather_s(
 
 
 def gathers_s(
-    digits: Digits, member: BoolArray, volume: FloatArray, mesh: Mesh, algorithm: str = "auto"
-) -> FloatArray:
+    digits: Digits, member: Bools, volume: Floats, mesh: Mesh, algorithm: str = "auto"
+) -> Floats:
     """`gather_s` for each row of member digits and its volume."""
     seconds = np.zeros(len(member))
     chosen = ALGORITHMS.index(algorithm)

@@ -12,6 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from atoll.base.errors import AtollError
+from atoll.files.inputs import read_input
 
 
 @contextmanager
@@ -164,8 +165,8 @@ def _name_and_digest(line: str) -> tuple[str, str]:
 
 def _lines(folder: Path) -> list[str]:
     try:
-        return (folder / SUMS).read_bytes().decode(*TEXT).splitlines()
-    except OSError:
+        return read_input(folder / SUMS, 2**26).decode(*TEXT).splitlines()
+    except AtollError:
         return []
 
 

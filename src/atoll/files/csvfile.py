@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import os
 import stat
 import time
-import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from pathlib import Path
 
 from atoll.base.errors import AtollError
 from atoll.files.atomic_file import atomic_files
+from atoll.files.inputs import read_input
 
 with suppress(ImportError):  # POSIX
     import fcntl
 
-MOST_BYTES = 2**28
-"""Largest table, uncompressed."""
+MOST_BYTES, MOST_COLUMNS, MOST_CELLS = 2**27, 1_000, 10**7
+"""Largest table, unpacked: about 1 GB of memory as cells by column."""
 LOCK_WAIT_S = 60.0
 """Time after which an append gives up on a locked table."""
 
@@ -38,34 +38,24 @@ class CsvLine:
 
 def read_csv(path: str | Path | Traversable) -> tuple[list[str], list[CsvLine]]:
     """Return column names and non-empty lines; a damaged line has a `trouble`."""
-    source = Path(path) if isinstance(path, str) else path
-    try:
-        with source.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            stream = gzip.GzipFile(fileobj=file) if packed else file
-            content = stream.read(MOST_BYTES + 1)
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
-    return _parsed(path, content)
+    return _parsed(path, read_input(path, MOST_BYTES))
 
 
 def _parsed(path: object, content: bytes) -> tuple[list[str], list[CsvLine]]:
-    if len(content) > MOST_BYTES:
-        raise AtollError(f"{path}: more than {MOST_BYTES:,} bytes of table")
-    text = content.decode("utf-8-sig", errors="replace")
-    reader = csv.reader(io.StringIO(text, newline=""))
+    # decoded piece by piece: io.StringIO takes four bytes per character
+    text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")
+    reader = csv.reader(text)
     try:
         header = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
         raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
     if any("\ufffd" in name for name in header):
         raise AtollError(f"{path}: cannot be read as CSV (not UTF-8 text)")
-    repeated = [name for name in header if name and header.count(name) > 1]
+    repeated = [name for name, count in Counter(header).items() if name and count > 1]
     if repeated:
-        raise AtollError(f"{path}:1: column {repeated[0]!r} is there twice")
+        raise AtollError(f"{path}:1: column {repeated[0]!r:.80} is there twice")
+    if len(header) > MOST_COLUMNS:
+        raise AtollError(f"{path}: {len(header):,} columns, but at most {MOST_COLUMNS:,} are read")
     lines: list[CsvLine] = []
     while True:
         number = reader.line_num + 1
@@ -78,6 +68,8 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[CsvLine]]:
             return header, lines
         if not any(cell.strip() for cell in cells):
             continue
+        if (len(lines) + 1) * max(1, len(header)) > MOST_CELLS:
+            raise AtollError(f"{path}: more than {MOST_CELLS:,} cells; divide the table")
         trouble = ""
         if len(cells) != len(header):
             trouble = f"expected {len(header)} cells, got {len(cells)}"

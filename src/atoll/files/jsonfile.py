@@ -10,27 +10,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from atoll.base.errors import AtollError
+from atoll.files.inputs import read_input_text
 
+MOST_BYTES = 2**26
+"""Largest file, unpacked."""
 MOST_DIGITS = 40
 """Digits of an integer at most: it must convert to a finite float."""
 
 
 def read_object(path: Path, where: str = "", foreign: bool = False) -> dict[str, Any]:
-    """Read the JSON object in a file; errors call it `where` (default: its path).
+    """Read the JSON object in a file, plain or gzipped; errors call it `where` (default: its path).
 
     `foreign` files may contain Infinity or NaN, as Python's json writes them: they are read as
     text, which number fields refuse.
     """
     where = where or str(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise AtollError(f"{where}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise AtollError(f"{where}: not a UTF-8 text file (byte {error.start})") from None
-    except OSError as error:
-        raise AtollError(f"{where}: cannot be read ({error.strerror})") from None
-    return parse_object(text, where, foreign)
+    return parse_object(read_input_text(path, MOST_BYTES, where), where, foreign)
 
 
 def parse_object(text: str, where: str, foreign: bool = False) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from atoll.base import units
 from atoll.base.errors import AtollError
 from atoll.base.errors import suggestion as suggestion
+from atoll.files.inputs import read_input_text
 
 
 class FileModel(BaseModel):
@@ -41,8 +42,8 @@ def quantity(dimension: units.Dimension, default_unit: str | None = None) -> Bef
     return BeforeValidator(lambda value: units.parse_quantity(value, dimension, default_unit))
 
 
-MOST = 10**9
-"""Largest count: products of two counts are exact in 64 bits."""
+MOST, MOST_DEVICES = 10**8, 10**7
+"""Largest counts, beyond all that exists; products of two counts are exact in 64 bits."""
 MOST_BYTES = 2**60
 LARGEST_FACTOR = 1e9
 
@@ -56,6 +57,7 @@ Seconds = Annotated[float, quantity(units.TIME)]
 EnergyPerBit = Annotated[float, quantity(units.ENERGY_PER_BIT)]
 Flops = Annotated[float, quantity(units.FLOPS), Field(gt=0)]
 Count = Annotated[int, Field(strict=True, gt=0, le=MOST)]
+DeviceCount = Annotated[int, Field(strict=True, gt=0, le=MOST_DEVICES)]
 Factor = Annotated[float, Field(ge=0, le=LARGEST_FACTOR)]
 Share = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=1)]
 
@@ -77,23 +79,14 @@ Pick = Callable[[Mapping[str, str]], tuple[type[M], Mapping[str, str]]]
 
 def load_yaml(path: str | Path, model: type[M] | Pick[M]) -> M:
     """Read a file as a model; the AtollError has one sentence per problem."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise AtollError(f"{path}: the file is not UTF-8 text") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    return parse_yaml(text, model, str(path))
+    return parse_yaml(read_input_text(path, 4 * MOST_CHARACTERS), model, str(path))
 
 
 def top_level_names(path: str | Path) -> tuple[str, ...]:
     """Return the top-level names of a file; empty if it cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        root = _Loader(text).get_single_node() if len(text) <= MOST_CHARACTERS else None
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        root = _Loader(read_input_text(path, MOST_CHARACTERS)).get_single_node()
+    except (AtollError, ValueError, yaml.YAMLError, RecursionError):
         return ()
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
     return tuple(str(key.value) for key, _ in pairs)

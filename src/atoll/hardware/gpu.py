@@ -165,6 +165,8 @@ class Gpu:
     process_nm: float | None = None
     die_mm2: float | None = None
     """Published; of all dies of the package."""
+    host_Bps: float = 25e9
+    """Copies to and from the host's memory, in each direction: PCIe 4 of 16 lanes."""
     network: str = "dgx-h100"
     """The network of the catalogue that such devices usually sit on."""
     stack: str = "megatron"
@@ -381,6 +383,7 @@ class GpuFile(FileModel):
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
     throttle_long: Factor = 0.0  # of it, what grows with the length of a product, on both sides
+    host_Bps: Bandwidth = Field(25e9, alias="host_link")
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
     stack: str = "megatron"  # what usually runs on them
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file

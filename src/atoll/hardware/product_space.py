@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 from atoll.base.errors import InfeasibleError
 from atoll.hardware.accelerator import GlbBandwidth, Hbm
 from atoll.hardware.space import (
@@ -60,7 +60,7 @@ class ProductSpace:
         """Every design at once."""
         return build_space(self.name, self.axes, self.hbm_options, self.glb_bandwidth, self.limits)
 
-    def designs(self, flat: IntArray) -> tuple[DesignSpace, IntArray]:
+    def designs(self, flat: Ints) -> tuple[DesignSpace, Ints]:
         """Build the designs at these points that satisfy the limits, with their positions."""
         space = product_points(self.name, self.axes, self.hbm_options, self.glb_bandwidth, flat)
         space = replace(space, hbm_allowed=allowed_options(space, self.limits))
@@ -90,7 +90,7 @@ class ProductSpace:
     def sample(self, count: int, seed: int) -> DesignSpace:
         """Designs drawn at random, in the order of the product; fewer where few satisfy."""
         rng = np.random.default_rng(seed)
-        places: list[IntArray] = []
+        places: list[Ints] = []
         total = 0
         for _ in range(64):
             flat = np.unique(rng.integers(0, len(self), size=max(4 * count, 4096)))

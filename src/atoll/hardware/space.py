@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.units import counted
 from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, MIB, Accelerator, GlbBandwidth, Hbm
@@ -24,9 +25,6 @@ from atoll.hardware.energy import hbm_power_W, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import MACHINE, ChipTemplate
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 # TPU v4's HBM bandwidth (Jouppi et al., ISCA 2023, Table 4: 1200 GB/s).
 HBM_BANDWIDTH_BPS = 1.2e12
@@ -44,7 +42,7 @@ class DesignSpace:
     name: str
     columns: Columns
     """Parameters of the template, what follows from them, and `glb_bandwidth_Bpc`."""
-    area_mm2: FloatArray  # without HBM PHYs; see area_with
+    area_mm2: Floats  # without HBM PHYs; see area_with
     hbm_options: tuple[Hbm, ...]
     hbm_allowed: NDArray[np.bool_]  # [design, HBM option]: within the constraints together
     template: ChipTemplate = SYSTOLIC
@@ -76,18 +74,18 @@ class DesignSpace:
             f"{self.area_mm2.max(initial=-np.inf):.2f} mm2)"
         )
 
-    def area_with(self, hbm: Hbm) -> FloatArray:
+    def area_with(self, hbm: Hbm) -> Floats:
         """Areas with the PHYs of one HBM option on the die."""
         return self.area_mm2 + hbm.area_mm2
 
-    def peak_power_with(self, hbm: Hbm) -> FloatArray:
+    def peak_power_with(self, hbm: Hbm) -> Floats:
         """`peak_power_W` of every design with one HBM option."""
         energy = template_energy(self.template)
         dynamic = self.template.power_W(self.columns, energy)
         static = energy.static_W_per_mm2 * self.area_with(hbm)
         return dynamic + hbm_power_W(hbm, energy) + static
 
-    def resting_power_with(self, hbm: Hbm) -> FloatArray:
+    def resting_power_with(self, hbm: Hbm) -> Floats:
         """Idle power of every design with one HBM option."""
         energy = template_energy(self.template)
         hbm_idle_W = energy.hbm_W_per_byte * hbm.capacity_bytes
@@ -247,7 +245,7 @@ def product_points(
     axes: DesignAxes,
     hbm_options: tuple[Hbm, ...],
     glb_bandwidth: GlbBandwidth,
-    flat: IntArray,
+    flat: Ints,
 ) -> DesignSpace:
     """Build the designs at these positions of the full product, unconstrained."""
     lists = [np.asarray(values) for values in axes.lists()]

@@ -50,6 +50,7 @@ def question_fields(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any
     precision = str(launch.fields.get("precision", "bf16"))
     tool, method = TOOLS[launch.software], str(launch.fields.get("method", "pretrain"))
     fields = {"tool": tool.name, **tool.runs_as(precision, method), **launch.fields}
+    fields["flags"] = f"{tool.flags or ''} {launch.fields.get('flags') or ''}".strip()
     if _compiles_itself(options.get("device")):
         fields = {name: value for name, value in launch.fields.items() if name not in TOOL_FIELDS}
     local_batch = fields.pop("local_batch", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from functools import cached_property
-from math import hypot, inf, sqrt
+from math import inf
 from pathlib import Path
 
 from atoll.answers.answer import AnsweredResult, build_from
@@ -18,8 +18,7 @@ from atoll.launch.measured import measured_columns, measured_run
 from atoll.questions import EstimateQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.questions.verbs import CheckQuestion
-from atoll.tools.arguments import ArgumentAccount, Launch
-from atoll.training.accuracy import NOT_MODELLED, UNKNOWN_ARGUMENTS
+from atoll.tools.arguments import Launch
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
@@ -96,9 +95,8 @@ def check(question: CheckQuestion) -> Checked:
     if question.strict and not_priced:
         raise AtollError(f"{question.file}: not priced: {'; '.join(not_priced)}")
     layout_question = _question(question, launch)
-    run = run_from_question(layout_question, launch.model)
+    run = run_from_question(layout_question, launch.model, launch)
     current = estimate(run, layout_from_question(run, layout_question))
-    current = replace(current, doubt=_doubt(launch.arguments))
     measured, batch_note = measured_run(current, question.log, question.trace)
     if question.append is not None:
         if measured is None:
@@ -142,8 +140,7 @@ def _best_layout(
         return None, None, "no other layout was priced within the time limit; add --time-limit"
     faster = best.best.step.time_s < current.step.time_s * (1 - question.least)
     if current.fits and not faster:
-        proof = _proof(best, launch.arguments)
-        return best, None, f"no layout is more than {question.least:.1%} faster: {proof}"
+        return best, None, f"no layout is more than {question.least:.1%} faster: {best.proof()}"
     return best, _comparison(question, launch, current, best), ""
 
 
@@ -165,7 +162,7 @@ def _best_with_free_flags(
     overlaps = [w for w in (layout_question.overlap or "").split() if w != "no_grad_reduce"]
     overlap = " ".join(dict.fromkeys([*overlaps, *ALL_OVERLAPS]))
     freed_question = layout_question.model_copy(update={"overlap": overlap, "flags": flags})
-    run = run_from_question(freed_question, launch.model)
+    run = run_from_question(freed_question, launch.model, launch)
     if run.stack == current.run.stack:
         return None
     try:
@@ -196,23 +193,8 @@ def _comparison(
         saved_hours=hours,
         saved_usd=None if hours is None or question.price is None else hours * question.price,
         launch_file=_difference(launch.software, current, best.best),
-        proof=_proof(best, launch.arguments),
+        proof=best.proof(),
     )
-
-
-def _doubt(arguments: ArgumentAccount) -> float:
-    """Return the half width of logarithms that arguments which are not priced add to intervals."""
-    effects = len(set(arguments.not_modelled.values()))
-    unknown = UNKNOWN_ARGUMENTS if arguments.not_understood else 0.0
-    return hypot(sqrt(effects) * NOT_MODELLED, unknown)
-
-
-def _proof(best: Plan, arguments: ArgumentAccount) -> str:
-    """Return a plan's proof; nothing is proven of a run with arguments that are not priced."""
-    if not arguments.not_priced:
-        return best.proof()
-    words = best.proof().replace("proven optimal over", "the best of", 1)
-    return f"not proven, as not all arguments are priced: {words}"
 
 
 def _difference(target: str, current: Estimate, better: Estimate) -> str:

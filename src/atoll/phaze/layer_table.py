@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from atoll.base.errors import AtollError
+from atoll.files.inputs import read_input_text
+from atoll.files.jsonfile import MOST_BYTES
 
 OPTIMIZERS = ("SGD", "Adam")
 LARGEST_COUNT = 10**9
@@ -63,21 +65,7 @@ class LayerTable:
 
 def read_table(path: str | Path) -> LayerTable:
     """Read and check a layer table; every fault is an `AtollError` naming file and field."""
-    source = str(path)
-    try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise AtollError(f"{source}: no such file; give the path of a JSON layer table.") from None
-    except UnicodeDecodeError as error:
-        raise AtollError(
-            f"{source}: byte {error.start} is not UTF-8; a layer table is UTF-8 JSON text."
-        ) from None
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise AtollError(
-            f"{source}: cannot be read ({reason}); give the path of a JSON layer table."
-        ) from None
-    return parse_table(text, source)
+    return parse_table(read_input_text(path, MOST_BYTES), str(path))
 
 
 def parse_table(text: str, source: str = "layer table") -> LayerTable:

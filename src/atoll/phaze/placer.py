@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.errors import InfeasibleError
 from atoll.phaze.layer_table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import plan_cost_s, solve_table, weight_copies
@@ -170,9 +170,7 @@ def _division(
     return Division(step_s, len(starts), data, tuple(starts), share)
 
 
-def _reduction_s(
-    problem: PlacementProblem, data: NDArray[np.int64] | int, layers: int
-) -> FloatArray:
+def _reduction_s(problem: PlacementProblem, data: NDArray[np.int64] | int, layers: int) -> Floats:
     """PHAZE counts two all-reduces of the first stage's weights."""
     weight_bytes = _WEIGHT_BYTES * problem.facts.parameters[:layers].sum()
     Bps = problem.network.levels[-1].bandwidth_Bps

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 
 BUCKET_MM2 = 0.01
 PATIENCE = 5
@@ -20,10 +20,10 @@ _BATCH = 64  # designs priced at a time; those beyond the stop are not counted
 
 
 def visit_buckets(
-    area_mm2: FloatArray,
-    evaluate: Callable[[IntArray], FloatArray],
+    area_mm2: Floats,
+    evaluate: Callable[[Ints], Floats],
     accept: Callable[[int, float], None],
-) -> IntArray:
+) -> Ints:
     """Evaluate chips by area until the rule stops, calling `accept` for each visited one. Return
     the chips that were evaluated but not visited."""
     buckets = (area_mm2 / BUCKET_MM2).astype(np.int64)

@@ -17,10 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.base.jit import entry, kernel
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Columns of Graph.layer; the first two also name the directions of a pass and of the edges.
 FORWARD, BACKWARD, WEIGHT, RESIDENT, STASH, WIDE = range(6)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.design import PlacementAnswer
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.fabric.network import Network
 from atoll.placement.facts import ChainFacts
 from atoll.step.layout import Layout
@@ -25,9 +25,9 @@ DATA, WEIGHT = 0, 1  # columns of `VariantTimes.halves_s`
 class VariantTimes(NamedTuple):
     """Seconds of the passes and operators of one microbatch."""
 
-    pass_s: FloatArray  # shape (distinct layers, 2): forward and backward
-    forward_s: FloatArray  # forward operators of the blocks, which may be recomputed
-    halves_s: FloatArray = _NONE
+    pass_s: Floats  # shape (distinct layers, 2): forward and backward
+    forward_s: Floats  # forward operators of the blocks, which may be recomputed
+    halves_s: Floats = _NONE
     """Backward pass without weight gradients, and weight pass, shape (distinct layers, 2); empty if
     no schedule needs them."""
 
@@ -65,29 +65,29 @@ class StepFloors(NamedTuple):
     stages: NDArray[np.int64]
     copies: NDArray[np.int64]
     """Copies of the model per pipeline; each stage has a part of every copy."""
-    loads: FloatArray
-    transfer_s: FloatArray
-    fixed_s: FloatArray
-    through: FloatArray
+    loads: Floats
+    transfer_s: Floats
+    fixed_s: Floats
+    through: Floats
     """Path: through * (full pass) + through_ends * (end_blocks + layers after the blocks)."""
-    through_ends: FloatArray
-    end_blocks: FloatArray
-    stage_ends: FloatArray
+    through_ends: Floats
+    end_blocks: Floats
+    stage_ends: Floats
     """Path: stage_ends * (stage_blocks + layers after the blocks) + head_blocks."""
-    stage_blocks: FloatArray
-    head_blocks: FloatArray
-    apart: FloatArray
+    stage_blocks: Floats
+    head_blocks: Floats
+    apart: Floats
     """Path with separate weight passes: apart * (all forward and data passes) + apart_blocks
     (forward and data passes of a block) + apart_weights (weight passes of a block)."""
-    apart_blocks: FloatArray
-    apart_weights: FloatArray
-    forward_blocks: FloatArray
-    data_blocks: FloatArray
-    weight_blocks: FloatArray
+    apart_blocks: Floats
+    apart_weights: Floats
+    forward_blocks: Floats
+    data_blocks: Floats
+    weight_blocks: Floats
     """Two bounds as if every stage had the fewest blocks: block counts per kind of pass."""
-    second_forward_blocks: FloatArray
-    second_data_blocks: FloatArray
-    second_weight_blocks: FloatArray
+    second_forward_blocks: Floats
+    second_data_blocks: Floats
+    second_weight_blocks: Floats
 
     def of(self, rows: NDArray[np.bool_]) -> StepFloors:
         """Return the terms of the layouts selected by a mask."""

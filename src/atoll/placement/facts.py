@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
 from atoll.workload.graph.layer import Layer, Model, block_names
@@ -26,9 +26,9 @@ class BlockKind:
     """Index into `ChainFacts.layers`."""
     choices: tuple[KeepChoice, ...]
     """Choices that the recomputation policy allows."""
-    kept_bytes: FloatArray
+    kept_bytes: Floats
     """Bytes kept, shape (choices,)."""
-    rerun: FloatArray
+    rerun: Floats
     """1 where a choice recomputes an operator, shape (choices, forward operators)."""
 
 
@@ -40,10 +40,10 @@ class ChainFacts:
     layers: tuple[tuple[Layer, int], ...]
     """Distinct layers, each with its number of repeats in the chain."""
     kind: NDArray[np.int64]  # index into layers
-    saved_bytes: FloatArray
-    parameters: FloatArray
+    saved_bytes: Floats
+    parameters: Floats
     block: NDArray[np.int64]  # index into blocks; -1 for other layers
-    boundary_bytes: FloatArray  # shape (layers + 1,): activation that enters each layer
+    boundary_bytes: Floats  # shape (layers + 1,): activation that enters each layer
     blocks: tuple[BlockKind, ...]
 
     @property
@@ -62,9 +62,7 @@ class ChainFacts:
         """Return the number of forward operators of all kinds of blocks."""
         return sum(kind.rerun.shape[1] for kind in self.blocks)
 
-    def frontiers(
-        self, forward_s: FloatArray
-    ) -> list[tuple[FloatArray, FloatArray, NDArray[np.int64]]]:
+    def frontiers(self, forward_s: Floats) -> list[tuple[Floats, Floats, NDArray[np.int64]]]:
         """Return the `frontier` of each kind of block; `forward_s` has the seconds of the forward
         operators of all kinds."""
         return [

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from atoll.answers.design import PlacementAnswer
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.step.states import States
 
@@ -19,8 +19,8 @@ class StepTerms(NamedTuple):
     (replica counts,), fewest replicas first."""
 
     stages: int
-    loads: FloatArray
-    fixed_s: FloatArray
+    loads: Floats
+    fixed_s: Floats
     """Lower bound on gradient reduction and optimizer."""
 
 

@@ -18,7 +18,7 @@ from itertools import chain, compress, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.workload.graph.layer import Layer
 
 _MOST_TENSORS = 16  # 65,536 subsets; beyond that the smallest tensors are always kept
@@ -46,7 +46,7 @@ def keep_choices(layer: Layer) -> tuple[KeepChoice, ...]:
     return table.choices(_undominated(table.bytes, table.rerun))
 
 
-def hull_choices(layer: Layer, forward_s: FloatArray) -> tuple[KeepChoice, ...]:
+def hull_choices(layer: Layer, forward_s: Floats) -> tuple[KeepChoice, ...]:
     """Return the choices on the convex hull of bytes and seconds, by ascending bytes. The result
     equals `frontier` of `keep_choices`, but is faster to compute. `forward_s` has the seconds of
     the forward operators, shape (operators,).
@@ -193,7 +193,7 @@ def _first_of_each(masks: bytes, rows: int) -> list[int]:
     return undominated
 
 
-def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
+def rerun_table(choices: Sequence[KeepChoice], operators: int) -> Floats:
     """Return 1 where a choice recomputes an operator, else 0, shape (choices, operators)."""
     table = np.zeros((len(choices), operators))
     again = [choice.rerun for choice in choices]
@@ -202,9 +202,7 @@ def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
     return table
 
 
-def frontier(
-    kept_bytes: FloatArray, extra_s: FloatArray
-) -> tuple[FloatArray, FloatArray, NDArray[np.int64]]:
+def frontier(kept_bytes: Floats, extra_s: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Return the kept bytes (ascending), extra seconds (descending) and indices of the convex lower
     hull of choices, which must be given by ascending bytes.
     """

@@ -9,7 +9,7 @@ docs/extending.md has the doors; `atoll.testing` the contracts.
 """
 
 from atoll.answers.layout import LaunchFile
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats as FloatArray
 from atoll.cost.model import COST_MODELS, MAPPER, map_products
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.strategies import STRATEGIES, Strategy

@@ -138,8 +138,17 @@ def print_bars(console: Output, parts: Mapping[str, float], total_s: float) -> N
     for name, seconds in in_words(parts).items():
         if seconds > 5e-4 * total_s:
             share = seconds / total_s
-            bar = "█" * max(1, round(_BAR * share))
-            console.print(f"  {name:<19}{format_seconds(seconds):>10}  {share:6.1%}  {bar}")
+            words = f"  {name:<19}{format_seconds(seconds):>10}  {share:6.1%}"
+            console.print(f"{words}  {bar(share, _BAR)}")
+
+
+def bar(share: float, width: int) -> str:
+    """Return a share of a bar of `width` characters, in "#" where the output has no blocks."""
+    try:
+        "█".encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return "#" * max(1, round(width * share))
+    return "█" * max(1, round(width * share))
 
 
 def print_error_table(console: Output, what: str, groups: Mapping[str, Errors]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.base.errors import AtollError
+from atoll.base.streams import say
 from atoll.base.units import format_bytes, format_seconds
-from atoll.printing.console import Output, plain_table, print_error_table, print_skipped
+from atoll.printing.console import Output, bar, plain_table, print_error_table, print_skipped
 
 if TYPE_CHECKING:
     from atoll.answers.layout import LaunchFile
@@ -63,9 +63,9 @@ def _print_parts(
         share = value / total if total else 0.0
         if share < 0.0005:
             continue
-        bar = "█" * max(1, round(BAR * share))
         label = name.replace("_", " ")
-        console.print(f"  {label:<21}{share:>6.1%}  {formatted(value):>12}  {bar}")
+        words = f"  {label:<21}{share:>6.1%}  {formatted(value):>12}"
+        console.print(f"{words}  {bar(share, BAR)}")
 
 
 def print_plan(result: Plan) -> None:
@@ -206,9 +206,9 @@ def write_launch_file(launch: LaunchFile, path: Path | None) -> None:
             f"export: {usual} exists and is left as it is; name the file with --export-to, "
             f"{usual} to overwrite it."
         )
-    print(f"atoll: wrote {launch.save(path or usual)}", file=sys.stderr)
+    say(f"wrote {launch.save(path or usual)}")
     for note in launch.notes:
-        print(f"atoll: {note}", file=sys.stderr)
+        say(note)
 
 
 def _print_measured(console: Output, run: MeasuredRun) -> None:
@@ -243,10 +243,6 @@ def print_checked(result: Checked) -> None:
         f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(arguments.used)} "
         f"used, {len(arguments.without_effect)} without effect on time or memory"
     )
-    for words in arguments.not_priced:
-        console.print(f"not priced: {words}")
-    if arguments.not_priced:
-        console.print("The interval is wider for what is not priced, and no layout is proven best.")
     print_estimate(result.estimate)
     if result.measured is not None:
         _print_measured(console, result.measured)

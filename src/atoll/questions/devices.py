@@ -119,17 +119,18 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     )  # fmt: skip
     flags: str | None = option(
         "Its further flags: fp8_params, bf16_params, fp8_act, te_loss, no_grad_fusion, cp_a2a "
-        "(context parallelism by heads) or cp_p2p (a ring), local, grouped_mm (experts by torch's "
-        "grouped products), masked_experts and sliced_experts (as Hugging Face runs them grouped "
-        "or in a loop), head_wgrad=N (deferred), dense_mask (attention of padded, packed or "
+        "(context parallelism by heads) or cp_p2p (a ring), local, grouped_mm (experts by torch's"
+        " grouped products), masked_experts and sliced_experts (as Hugging Face runs them grouped"
+        " or in a loop), head_wgrad=N (deferred), dense_mask (attention of padded, packed or "
         "traced models computes the full square) or dense_window (that of windows), "
         "math_attention (SDPA's math back end, in fp32); of the loss liger_loss, compiled_loss, "
-        "eager_loss, loss_chunks=N and recompute_loss (chunks are computed again); "
-        "compiled_blocks (only blocks are compiled, each on its own); liger (Liger's "
-        "norms, rotary positions and gates); of the optimizer foreach, forloop and clip; "
-        "of adapters fp32_adapters (PEFT's default) and nf4 (4-bit frozen weights); "
-        "autocast (16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); "
-        "plain_mixers (Mamba-2 without its kernels).",
+        "eager_loss, loss_chunks=N or loss_columns=N (parts of so many words of the vocabulary) "
+        "and recompute_loss (chunks are computed again); traced (a model compiled as "
+        "one, not by blocks); liger (Liger's norms, rotary positions and gates); of the "
+        "optimizer foreach, forloop and clip; of adapters fp32_adapters (PEFT's default), nf4 "
+        "(4-bit frozen weights) and nested_scales (whose scales are quantized too); autocast "
+        "(16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); plain_mixers "
+        "(Mamba-2 without its kernels).",
         SYSTEM, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(
@@ -212,11 +213,13 @@ class LayoutQuestion(Question):
     vpp: Count = option("Model chunks per stage (interleaving).", LAYOUT, 1)
     microbatch: Count = option("Sequences in a microbatch.", LAYOUT, 1)
     sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
-    zero: f.ZeroStage = option("ZeRO stage; 3: fully sharded.", LAYOUT, 1)
+    zero: f.ZeroStage | None = option(
+        "ZeRO stage; 3: fully sharded.", LAYOUT, None, shown="the tool's usual one"
+    )
     hsdp: Count = option("Replicas of the group that ZeRO divides over.", LAYOUT, 1)
     recompute: f.PolicyName = option(
-        "What is computed again: a policy, full@N (of N blocks), host or host@N (kept in the "
-        "host's memory), or modules (mla_up_proj+mlp).",
+        "What is computed again: a policy, full@N (of N blocks), full@host (from inputs in the "
+        "host's memory), host or host@N (kept there), or modules (mla_up_proj+mlp).",
         LAYOUT, "none",
     )  # fmt: skip
     order: f.OrderName | None = option(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.files.yamlfile import Count
+from atoll.files.yamlfile import Count, DeviceCount
 from atoll.questions.question import OUTPUT, Named, Power, Seconds, Several, Share, option
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
@@ -46,7 +46,7 @@ PolicyName = Annotated[
 ]
 OrderName = Annotated[str, Named("atoll.step.orders:ORDERS")]
 
-Devices = Annotated[Count, option("Number of devices.", TRAINED)]
+Devices = Annotated[DeviceCount, option("Number of devices.", TRAINED)]
 Batch = Annotated[Count, option("Sequences in a step.", TRAINED, old=("global_batch",))]
 Sequence = Annotated[
     Count | None, option("Tokens in a sequence.", TRAINED, old=("seq",), shown="the model's")

@@ -66,7 +66,7 @@ class EstimateFields(TypedDict, total=False):
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
-    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
@@ -143,7 +143,7 @@ class PlanFields(TypedDict, total=False):
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
-    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
@@ -195,7 +195,7 @@ class RunFields(TypedDict, total=False):
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
-    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None

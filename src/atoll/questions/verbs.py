@@ -293,7 +293,11 @@ class McpQuestion(Question):
     Needs the extra mcp. Tools are the commands' questions; answers are those of --json.
     """
 
-    example = "atoll mcp"
+    folders: Annotated[tuple[Path, ...], Several] = option(
+        "Folders whose files an agent may name.", "Files", (), shown="the working directory"
+    )
+    calls: Annotated[Count, Field(le=64)] = option("Calls that run side by side.", "Files", 4)
+    example = "atoll mcp --folders runs,jobs"
 
 
 class EnvQuestion(Question):

@@ -15,6 +15,7 @@ from atoll.base.errors import AtollError
 from atoll.base.units import counted
 from atoll.explore.answer.files import RESULT
 from atoll.files.atomic_file import as_written, check_folder, write_folder
+from atoll.files.inputs import check_readable
 from atoll.store import FILE, RunReader, StatusAnswer
 from atoll.training.estimate import Estimate
 from atoll.training.planner.plan import Plan
@@ -37,6 +38,7 @@ class StoredAnswer:
 
 def open_folder(folder: Path) -> StoredAnswer:
     """Read the answer in a folder that search, plan or estimate wrote."""
+    check_readable(folder)
     if not os.path.isdir(folder):  # noqa: PTH112  (no raise)
         what = "is a file" if os.path.exists(folder) else "does not exist"  # noqa: PTH110
         raise AtollError(

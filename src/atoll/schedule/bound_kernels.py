@@ -10,13 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.jit import entry, kernel
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 EPSILON = 1e-9
 """Relative slack of a capacity, because sums of bandwidth shares have rounding errors."""

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.schedule.bound_kernels import Bools, Floats, Instance, Ints
+from atoll.base.arrays import Bools, Floats, Ints
+from atoll.schedule.bound_kernels import Instance
 from atoll.schedule.subset_kernels import subset_bound
 
 SUBSET_NODES = 200_000

@@ -24,14 +24,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.jit import entry, kernel
-from atoll.schedule.bound_kernels import (
-    Bools,
-    Floats,
-    Instance,
-    Ints,
-    heads_and_tails,
-)
+from atoll.schedule.bound_kernels import Instance, heads_and_tails
 
 BINS = 2048
 """Number of bins by which nodes of a level are ranked by their bounds."""

@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.jit import entry, kernel
 from atoll.schedule.bound_kernels import (
-    Bools,
-    Floats,
     Instance,
-    Ints,
     falling,
     heads_and_tails,
     instance,

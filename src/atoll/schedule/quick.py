@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.schedule.bound_kernels import Floats, Ints
+from atoll.base.arrays import Floats, Ints
 from atoll.schedule.list_kernels import Problems, Quick, quick_bounds
 from atoll.schedule.problem import Arrays
 from atoll.schedule.series import part_begins

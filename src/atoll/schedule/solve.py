@@ -18,9 +18,10 @@ from typing import Literal
 
 import numpy as np
 
+from atoll.base.arrays import Bools, Floats
 from atoll.base.errors import InfeasibleError
 from atoll.base.stopping import StopCheck, check_stop, never, watched
-from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Bools, Floats, Instance, prepare
+from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Instance, prepare
 from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.problem import RESOURCES, Goal, Schedule, ScheduleProblem

@@ -16,16 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.jit import entry, kernel
-from atoll.schedule.bound_kernels import (
-    Bools,
-    Floats,
-    Instance,
-    Ints,
-    falling,
-    heads_and_tails,
-    restrict,
-)
+from atoll.schedule.bound_kernels import Instance, falling, heads_and_tails, restrict
 
 IMPROVING = 1e-8
 """A set must earn at least this much more than 1 to count as improving."""

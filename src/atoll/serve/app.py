@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from atoll.answers.answer import dumped
 from atoll.answers.designs import CompareAnswer
@@ -77,60 +77,70 @@ class App:
             "result.json": _result,
         }
 
+    def body_bytes(self, method: str, target: str, headers: Mapping[str, str]) -> int:
+        """Return how many bytes of a request's body to read: 0 unless it is admitted."""
+        try:
+            self._admitted(method, target, headers)
+        except RefusedError:
+            return 0
+        return _content_bytes(headers) if method == "POST" else 0
+
     def respond(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Response:
         """Respond to a request; `headers` have names in lower case."""
         try:
-            reply = self._respond(method, target, headers, body)
+            path, query = self._admitted(method, target, headers)
+            reply = _json(check_pasted(body)) if method == "POST" else self._route(path, query)
+            if self.guard.token is not None and not path:
+                cookie = f"{self.guard.cookie}={self.guard.token}; Path=/; HttpOnly"
+                extra = (("Set-Cookie", f"{cookie}; SameSite=Strict"),)
+                reply = replace(reply, headers=(*reply.headers, *extra))
         except RefusedError as refused:
-            reply = _error(refused.status, str(refused))
+            allowed = (("Allow", "GET"),) if refused.status == 405 else ()
+            reply = _error(refused.status, str(refused), allowed)
         except AtollError as error:
             reply = _error(400, str(error))
-        return Response(reply.status, reply.kind, reply.body, (*HEADERS, *reply.headers))
+        return replace(reply, headers=(*HEADERS, *reply.headers))
 
-    def _respond(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes
-    ) -> Response:
-        guard = self.guard
-        if guard.refuses_host(headers.get("host")):
+    def _admitted(
+        self, method: str, target: str, headers: Mapping[str, str]
+    ) -> tuple[list[str], Query]:
+        """Return path and query of a request by its head alone, or refuse it."""
+        guard, host = self.guard, headers.get("host", "")
+        if "," in host:
+            raise RefusedError(400, "More than one Host header.")
+        if guard.refuses_host(host):
             raise RefusedError(
                 421,
-                f"Host {headers.get('host', '')!r} is not a name of this server; open it by its "
-                "address, or start it with --allow-host.",
+                f"Host {host[:80]!r} is not a name of this server; open it by its address, or "
+                "start it with --allow-host.",
             )
-        parts = urlsplit(target)
-        pasted = method == "POST" and parts.path == CHECK
-        if method != "GET" and not pasted:
-            sentence = f"Only GET is answered, got {method}: nothing can be changed here."
-            return _error(405, sentence, (("Allow", "GET"),))
+        parts = _split_url(target)
+        if method != "GET" and (method != "POST" or parts.path != CHECK):
+            raise RefusedError(
+                405, f"Only GET is answered, got {method}: nothing can be changed here."
+            )
         query = parse_qs(parts.query, keep_blank_values=True)
         if not guard.admits(query, headers):
             raise RefusedError(
                 401, "A token is needed: open the address that atoll serve printed, token and all."
             )
-        if pasted:
-            return self._pasted(headers, body)
-        path = [unquote(part) for part in parts.path.split("/") if part]
-        cookie: tuple[tuple[str, str], ...] = ()
-        if guard.token is not None and not path:
-            value = f"{guard.cookie}={guard.token}; Path=/; HttpOnly; SameSite=Strict"
-            cookie = (("Set-Cookie", value),)
-        reply = self._route(path, query)
-        return Response(reply.status, reply.kind, reply.body, (*reply.headers, *cookie))
+        if method == "POST":
+            self._check_pasted_head(headers)
+        return [unquote(part) for part in parts.path.split("/") if part], query
 
-    def _pasted(self, headers: Mapping[str, str], body: bytes) -> Response:
-        """Check a pasted file; only from this machine, and only from the explorer's own page."""
+    def _check_pasted_head(self, headers: Mapping[str, str]) -> None:
+        """Admit a pasted file only from this machine, and only from the explorer's own page."""
         if not is_loopback(self.guard.address):
             raise RefusedError(403, "Launch files are judged on this machine only: atoll check.")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise RefusedError(415, "Expected application/json.")
         origin = headers.get("origin")
-        if origin is not None and self.guard.refuses_host(urlsplit(origin).netloc):
-            raise RefusedError(403, f"Pages of {origin} may not ask this server.")
-        if len(body) > MOST_BYTES:
+        if origin is not None and self.guard.refuses_host(_split_url(origin).netloc):
+            raise RefusedError(403, f"Pages of {origin[:80]} may not ask this server.")
+        if _content_bytes(headers) > MOST_BYTES:
             raise RefusedError(413, f"More than {MOST_BYTES // 1024} KiB; use atoll check.")
-        return _json(check_pasted(body))
 
     def _route(self, path: list[str], query: Query) -> Response:
         if not path:
@@ -237,9 +247,10 @@ def _result(run: SearchRun, query: Query) -> Response:
 
 
 def _design(run: SearchRun, chip: str) -> StoredDesign:
-    design = run.design(int(chip)) if chip.isascii() and chip.isdigit() else None
+    number = _parse_number(chip)
+    design = run.design(number) if number is not None else None
     if design is None:
-        raise RefusedError(404, f"Run {run.name} has no design {chip!r}.")
+        raise RefusedError(404, f"Run {run.name} has no design {chip[:80]!r}.")
     return design
 
 
@@ -285,10 +296,29 @@ def _last_value(query: Query, name: str, default: str) -> str:
 
 def _bounded_integer(query: Query, name: str, default: int, least: int, most: int) -> int:
     text = _last_value(query, name, str(default))
-    value = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
-    if not least <= value <= most:
+    value = _parse_number(text)
+    if value is None or not least <= value <= most:
         raise AtollError(f"{name}: expected a whole number from {least} to {most}, got {text!r}.")
     return value
+
+
+def _parse_number(text: str) -> int | None:
+    """Return a whole number of at most 16 digits; None if the text is not one."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 17 else None
+
+
+def _content_bytes(headers: Mapping[str, str]) -> int:
+    length = _parse_number(headers.get("content-length", "0"))
+    if length is None:
+        raise RefusedError(400, "Content-Length is not a number of bytes.")
+    return length
+
+
+def _split_url(text: str) -> SplitResult:
+    try:
+        return urlsplit(text)
+    except ValueError:
+        raise RefusedError(400, "The address of the request is malformed.") from None
 
 
 def _attachment(run: Run, name: str) -> tuple[tuple[str, str], ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.store.schema import design_columns
 
 TEXTS = ("model", "phase")
@@ -47,7 +47,7 @@ class Bins:
 class Columns:
     """Snapshot of all designs of a run, sorted by chip."""
 
-    numbers: Mapping[str, FloatArray]
+    numbers: Mapping[str, Floats]
     texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]]
     """By column: the code per design, and the label per code."""
     version: int = 0
@@ -55,11 +55,11 @@ class Columns:
     """Bins of the figures, parameters and plan columns."""
     codes: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))
     """(designs, binned columns): index of the bar; designs without a value have index `bars`."""
-    _orders: dict[tuple[str, bool], IntArray] = field(default_factory=dict)
+    _orders: dict[tuple[str, bool], Ints] = field(default_factory=dict)
 
     @staticmethod
     def of(
-        numbers: Mapping[str, FloatArray],
+        numbers: Mapping[str, Floats],
         texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]],
         version: int = 0,
     ) -> Columns:
@@ -92,7 +92,7 @@ class Columns:
     def __len__(self) -> int:
         return len(self.numbers["chip"])
 
-    def order(self, name: str, descending: bool = False) -> IntArray:
+    def order(self, name: str, descending: bool = False) -> Ints:
         """Return positions sorted by value, then by chip; designs without a value come last."""
         key = name, descending
         if key not in self._orders:
@@ -146,7 +146,7 @@ class Gatherer:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
-        self._numbers: dict[str, list[FloatArray]] = {n: [] for n in names if n not in TEXTS}
+        self._numbers: dict[str, list[Floats]] = {n: [] for n in names if n not in TEXTS}
         self._texts: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TEXTS}
         self.rows = 0
 
@@ -187,7 +187,7 @@ def _texts(
     codes: NDArray[np.int16],
     labels: tuple[str, ...],
     added: Sequence[tuple[Any, ...]],
-    kept_rows: IntArray,
+    kept_rows: Ints,
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
     number = {label: code for code, label in enumerate(labels)}
     parts = [codes]
@@ -199,7 +199,7 @@ def _texts(
     return np.concatenate(parts)[kept_rows], tuple(number)
 
 
-def _cut(values: FloatArray, code: NDArray[np.int8], most_values: int) -> Bins:
+def _cut(values: Floats, code: NDArray[np.int8], most_values: int) -> Bins:
     """Return the bars of a column and fill `code` with the bar index per design."""
     finite = np.isfinite(values)
     sample = values[:: max(1, len(values) // 20_000)]

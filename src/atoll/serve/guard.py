@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ HEADERS = (
     ("Cache-Control", "no-store"),
 )
 LOOPBACK_NAMES = ("localhost",)
+PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def split_host(host: str) -> tuple[str, int | None]:
     """Split a Host header into the name in lower case and the port."""
     name, port = host.strip().lower(), None
     head, colon, tail = name.rpartition(":")
-    if colon and tail.isdigit() and not (":" in head and not head.startswith("[")):
+    if colon and PORT.fullmatch(tail) and not (":" in head and not head.startswith("[")):
         name, port = head, int(tail)
     return name.removeprefix("[").removesuffix("]").removesuffix("."), port
 

@@ -1,6 +1,7 @@
 """A launch file that is pasted or dropped into the explorer, judged as `atoll check` does.
 
-It is written to a temporary folder; nothing that it names is run, nothing is kept.
+It is written to a temporary folder; nothing that it names is run, nothing is kept, and no
+other file of this machine is read or looked for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 
 from atoll.answers.validation import CheckAnswer
 from atoll.base.errors import AtollError
+from atoll.files.inputs import reading_only
 from atoll.report.plan_view import plan_view
 from atoll.report.view import PageView
+from atoll.workload.families.hub import cache_folder
 
 MOST_BYTES = 256 * 1024
 LIMIT_S = 20.0
@@ -50,7 +53,9 @@ def check_pasted(body: bytes) -> Verdict:
         path = Path(folder, name)
         path.write_text(text, encoding="utf-8")
         try:
-            check_result = check(CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **request))
+            with reading_only(Path(folder), cache_folder()):
+                question = CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **request)
+                check_result = check(question)
             notes = tuple(note.replace(str(path), name) for note in check_result.answer.notes)
             answer = replace(check_result.answer, file=name, notes=notes)
             return Verdict(answer, plan_view(answer.estimate))

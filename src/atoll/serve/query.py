@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.answer import build_from
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
 from atoll.serve.columns import MOST_VALUES, RANGES, TEXTS, Columns, Row
 from atoll.serve.compiled_counts import count_bars, extent, fill_cells, walk_front
@@ -97,13 +97,13 @@ def compile_all() -> None:
     fill_cells(mask, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), cells, cells.copy())
 
 
-def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArray:
+def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> Ints:
     """Return positions of the designs that pass, sorted by a column; missing values last."""
     order = columns.order(check_column(sort, columns.names), descending)
     return order if mask.all() else order[mask[order]]
 
 
-def page(columns: Columns, positions: IntArray, offset: int, limit: int) -> list[Row]:
+def page(columns: Columns, positions: Ints, offset: int, limit: int) -> list[Row]:
     return [columns.row(int(position)) for position in positions[offset : offset + limit]]
 
 
@@ -169,7 +169,7 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
     if shown == 0:
         return plot
 
-    def points(positions: IntArray) -> tuple[tuple[int, float, float], ...]:
+    def points(positions: Ints) -> tuple[tuple[int, float, float], ...]:
         return tuple((int(chips[i]), float(across[i]), float(up[i])) for i in positions)
 
     left, right, low, high = ends.tolist()
@@ -191,7 +191,7 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
     return replace(plot, mode="cells", grid=CELLS, cells=tuple(map(tuple, cells.tolist())))
 
 
-def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
+def front(columns: Columns, mask: Mask, x: str, y: str) -> Ints:
     """Return the Pareto front as positions; empty if a column has no better direction."""
     if not {x, y} <= {*HIGHER_IS_BETTER, *LOWER_IS_BETTER} or x == y:
         return np.empty(0, np.int64)
@@ -204,7 +204,7 @@ def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
     return front_positions[:count]
 
 
-def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
+def csv_lines(columns: Columns, positions: Ints) -> Iterator[bytes]:
     """Yield the designs as CSV in batches."""
     yield (",".join(columns.names) + "\r\n").encode()
     for start in range(0, len(positions), 2000):
@@ -213,7 +213,7 @@ def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
         yield piece.getvalue().encode()
 
 
-def json_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
+def json_lines(columns: Columns, positions: Ints) -> Iterator[bytes]:
     """Yield the designs as one JSON list in batches."""
     yield b"["
     for start in range(0, len(positions), 2000):

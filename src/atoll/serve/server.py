@@ -19,7 +19,6 @@ from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard
-from atoll.serve.pasted_file import MOST_BYTES
 from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
@@ -47,14 +46,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self.server)
 
     def _send(self, server: _Server) -> None:
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        length = headers.get("content-length", "0")
-        body = b""
-        if self.command == "POST" and length.isascii() and length.isdigit():
-            body = self.rfile.read(min(int(length), MOST_BYTES + 1))
+        names = {name.lower() for name in self.headers}
+        headers = {name: ", ".join(self.headers.get_all(name, ())) for name in names}
+        body = self.rfile.read(server.app.body_bytes(self.command, self.path, headers))
         with server.answering:
             response = server.app.respond(self.command, self.path, headers, body)
         # An unread body would be parsed as the next request.
+        length = headers.get("content-length", "0")
         has_body = length != "0" or "transfer-encoding" in headers
         self.close_connection = self.close_connection or has_body
         self.send_response(response.status)

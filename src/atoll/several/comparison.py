@@ -13,6 +13,7 @@ from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import MappingAnswer, WaferAnswer
 from atoll.base.errors import AtollError
+from atoll.files.inputs import check_readable
 from atoll.report.folder import open_folder
 from atoll.several.figures import (
     Figures,
@@ -27,6 +28,7 @@ KINDS = (PlanAnswer, EstimateAnswer, SearchAnswer, WaferAnswer, MappingAnswer)
 
 def read_run(path: Path) -> Answer:
     """Read the answer of a folder, or of a file that `save` or `--json` wrote."""
+    check_readable(path)
     answer: Answer = read_answer(path, *KINDS) if path.is_file() else open_folder(path).answer
     return answer
 

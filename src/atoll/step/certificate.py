@@ -36,6 +36,8 @@ class Certificate:
     """Description of the search space; empty: `items` and `kind`."""
     peak_bound: float = math.inf
     """No item scores higher with any layout, searched or not; infinite: not known."""
+    doubt: str = ""
+    """Why the bound is not one on what would be measured; empty: it is."""
 
     @property
     def gap(self) -> float:
@@ -43,7 +45,7 @@ class Certificate:
 
     @property
     def proven(self) -> bool:
-        return is_optimal(self.gap, self.tolerance)
+        return not self.doubt and is_optimal(self.gap, self.tolerance)
 
     @property
     def status(self) -> str:
@@ -55,6 +57,9 @@ class Certificate:
 
     def sentence(self) -> str:
         sentence = proof_sentence(self.gap, self.tolerance, self.over)
+        if self.doubt:
+            words = sentence.replace("proven optimal over", "the best of", 1)
+            return f"not proven, as {self.doubt}: {words}"
         if not (self.proven and math.isfinite(self.peak_bound)):
             return sentence
         more = most_better(relative_gap(self.score, self.peak_bound))

@@ -28,6 +28,9 @@ HOSTED = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_
 FULL_BLOCKS = "full@"
 """Prefix of a block count: that many blocks per stage are recomputed in full, the others not at all
 (Megatron's --recompute-method block)."""
+HOSTED_INPUTS = "full@host"
+"""All blocks are recomputed, from inputs that wait in host memory (MaxText's decoder_layer_input of
+"offload", torchtune's activation offloading)."""
 HOST = "host"
 """Nothing is recomputed; saved tensors of the fewest blocks per stage that make it fit, or of the
 given number ("host@20"), go to host memory (Megatron-Core's cpu_offloading_num_layers)."""
@@ -215,11 +218,13 @@ def check_recompute(name: str) -> None:
     """Raise an error unless `name` is a policy or a list of modules of a block."""
     modules = {*MODULES, *(f"{module}@host" for module in HOSTED)}
     policy, _, number = name.partition("@")
-    is_block_count = name == HOST or (policy in ("full", HOST) and number.isdigit())
-    if name not in RECOMPUTE and not is_block_count and not set(name.split("+")) <= modules:
+    is_block_count = policy in ("full", HOST) and number.isdigit()
+    is_policy = name in (*RECOMPUTE, HOST, HOSTED_INPUTS) or is_block_count
+    if not is_policy and not set(name.split("+")) <= modules:
         raise AtollError(
             f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, full@N or host@N "
-            f"for N blocks of a stage, or modules joined by +: {', '.join(MODULES)}"
+            f"for N blocks of a stage, {HOSTED_INPUTS}, or modules joined by +: "
+            f"{', '.join(MODULES)}"
         )
 
 

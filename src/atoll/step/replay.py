@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.step.orders import (
     BACKWARD,
     FORWARD,
@@ -32,14 +33,15 @@ from atoll.step.orders import (
     pass_codes,
     route,
 )
-from atoll.step.replay_kernels import NOT_YET, replay_rows
+from atoll.step.replay_kernels import execution_order, replay_rows
 
-Floats = NDArray[np.float64]
 FEWEST_ROUNDS, FEWEST_MICROBATCHES = 4, 64
 """Rounds (of as many microbatches as stages) and microbatches that are replayed at least: the
 larger of the two counts."""
-WORTH_COMPILING = 300_000
-"""Replayed passes after which this process loads the compiled loop: loading takes as long."""
+WORTH_COMPILING = 2_500_000
+"""Replayed passes after which this process loads the compiled loops: loading takes as long."""
+MOST_STEPS = 2_000
+"""Replayed pipelines whose times are remembered, of some kB each."""
 
 
 class PassTime(NamedTuple):
@@ -108,16 +110,15 @@ def replay(
         for messages_s in (waits_s, delays_s)
     )
     (time_s,) = _run(order, shape, passes_s, waited_s, linked_s, start_s, end_s)
-    stage = np.repeat(np.arange(shape.stages), shape.codes.shape[1])
-    places, kinds = np.divmod(shape.codes.reshape(-1), len(KINDS))
+    places, kinds = np.divmod(shape.codes, len(KINDS))
     numbers, chunks = np.divmod(places, len(times[0]))
-    columns = (stage, chunks, numbers, kinds, start_s, end_s)
+    of_pass = (column.reshape(-1)[shape.ordered] for column in (chunks, numbers, kinds))
+    columns = (shape.indices[0], *of_pass, start_s, end_s)
     events = [
         PassEvent(s, c, m, KINDS[kind], start, end)
         for s, c, m, kind, start, end in zip(*(column.tolist() for column in columns), strict=True)
     ]
     freed = WEIGHT if order in SPLIT else BACKWARD
-    kinds = kinds.reshape(shape.codes.shape)
     forward = (kinds == 0).astype(np.int64)
     before_backward, before_weight = (
         tuple((forward - (kinds == kind)).cumsum(axis=1).max(axis=1).tolist())
@@ -135,6 +136,28 @@ def pipeline_s(
     `passes_s` (rows, stages, chunks, 3): forward, backward and weight passes; `waits_s` and
     `delays_s` (rows, stages, 2): one message (`replay`).
     """
+    # Many layouts have the same passes: they differ in what follows them.
+    times_s = [passes_s, waits_s, delays_s]
+    rows = np.concatenate([part.reshape(len(part), -1) for part in times_s], axis=1)
+    keys = [(order, passes_s.shape[1:], microbatches, row.tobytes()) for row in rows]
+    steps_s = {key: step_s for key in keys if (step_s := _steps_s.get(key)) is not None}
+    new = {key: row for row, key in enumerate(keys) if key not in steps_s}
+    if new:
+        chosen = [part[list(new.values())] for part in times_s]
+        steps_s.update(zip(new, _new_pipelines_s(order, microbatches, *chosen), strict=True))
+        if len(_steps_s) > MOST_STEPS:
+            _steps_s.clear()
+        _steps_s.update(steps_s)
+    return np.array([steps_s[key] for key in keys])
+
+
+_steps_s: dict[tuple[Any, ...], float] = {}
+"""Seconds of replayed pipelines."""
+
+
+def _new_pipelines_s(
+    order: str, microbatches: int, passes_s: Floats, waits_s: Floats, delays_s: Floats
+) -> Floats:
     _, stages, chunks, _ = passes_s.shape
     count = replayed_count(stages, microbatches)
     times_s = passes_s, waits_s, delays_s
@@ -171,16 +194,22 @@ def load_s(order: str, passes_s: Floats, waits_s: Floats) -> Floats:
     return np.asarray(total_s / model_copies(order))
 
 
-class _ReplayIndices(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _ReplayIndices:
     """Sizes, indices (`replay_kernels.replay_rows`) and pass codes shared by all pipelines of one
     order, depth and number of microbatches.
     """
 
     stages: int
-    length: int
+    ordered: NDArray[np.int64]
     indices: tuple[NDArray[np.int64], ...]
     arrivals: int
     codes: NDArray[Any]
+
+    @cached_property
+    def lists(self) -> list[list[int]]:
+        """The indices for loops that are not compiled."""
+        return [index.tolist() for index in self.indices]
 
 
 @lru_cache(maxsize=256)
@@ -209,16 +238,34 @@ def _shape(order: str, stages: int, chunks: int, microbatches: int) -> _ReplayIn
     def arrival(kinds: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
         return (kinds * microbatches + microbatch) * places + at
 
+    arrivals = 2 * microbatches * places
+    needed, sent = (
+        np.where(needs, arrival(kind, place), arrivals).reshape(-1),
+        np.where(sends, arrival(arrives_as, to), arrivals + 1).reshape(-1),
+    )
+    arrived = np.zeros(arrivals + 2, dtype=np.int64)
+    arrived[arrivals] = 1
+    ends = np.arange(1, stages + 1) * codes.shape[1]
+    loop: Callable[..., int] = execution_order
+    arrays: list[Any] = [needed, sent, arrived, ends - codes.shape[1], ends, needed * 0]
+    if _compiles(codes.size):
+        loop = _compiled(execution_order)
+    else:
+        arrays = [array.tolist() for array in arrays]
+    if loop(*arrays) < codes.size:
+        raise RuntimeError(f"order {order} with {stages} stages waits for itself")
     indices = (
+        np.broadcast_to(stage, codes.shape),
         place * len(KINDS) + kind,
-        np.where(needs, arrival(kind, place), -1),
-        np.where(crossing, 2 * stage + kind, -1),
-        np.where(sends, arrival(arrives_as, to), -1),
+        needed,
+        np.where(crossing, 2 * stage + kind, 2 * stages),
+        sent,
         np.where(linked, link, -1),
         np.where(linked, 2 * receiver + kind, 0),
     )
-    flat = tuple(np.ascontiguousarray(index).reshape(-1) for index in indices)
-    return _ReplayIndices(stages, codes.shape[1], flat, 2 * microbatches * places, codes)
+    ordered = np.asarray(arrays[-1])
+    flat = tuple(index.reshape(-1)[ordered] for index in indices)
+    return _ReplayIndices(stages, ordered, flat, arrivals, codes)
 
 
 @cache
@@ -255,27 +302,30 @@ def _run(
     if order not in SPLIT:
         times_s[..., BACKWARD] += times_s[..., WEIGHT]
     none, step_s = np.empty(0), np.empty(rows)
-    written = [*(none if times is None else times for times in (start_s, end_s)), step_s]
-    read = [*shape.indices, *(times.reshape(-1) for times in (times_s, waits_s, delays_s))]
-    work = [np.empty(n) for n in (shape.arrivals, stages, stages, 2 * stages + 2)]
-    work.append(np.empty(stages, dtype=np.int64))
-    sizes = rows, stages, shape.length
-    _replayed[0] += rows * shape.codes.size
-    if _replayed[0] >= WORTH_COMPILING:
-        _compiled()(*sizes, *read, order in WEIGHT_DELAY, *work, *written)
-    else:
-        lists: list[list[Any]] = [array.tolist() for array in (*read, *work, *written)]
-        run: Callable[..., Any] = replay_rows
-        run(*sizes, *lists[: len(read)], order in WEIGHT_DELAY, *lists[len(read) :])
-        for array, values in zip(written, lists[-3:], strict=True):
-            array[:] = values
-    if (step_s == NOT_YET).any():
-        raise RuntimeError(f"order {order} with {stages} stages waits for itself")
+    waits_s = np.append(waits_s.reshape(rows, -1), np.zeros((rows, 1)), axis=1)
+    times = times_s.reshape(rows, -1), waits_s, delays_s.reshape(rows, -1)
+    sizes = shape.arrivals + 2, stages, stages, 2 * stages + 2
+    written = [*(none if seconds is None else seconds for seconds in (start_s, end_s)), step_s]
+    spans, work = order in WEIGHT_DELAY, [np.zeros(size) for size in sizes]
+    if _compiles(rows * shape.codes.size):
+        _compiled(replay_rows)(*shape.indices, *times, spans, *work, *written)
+        return step_s
+    lists = [[array.tolist() for array in arrays] for arrays in (times, work, written)]
+    run: Callable[..., int] = replay_rows
+    run(*shape.lists, *lists[0], spans, *lists[1], *lists[2])
+    for array, values in zip(written, lists[2], strict=True):
+        array[:] = values
     return step_s
 
 
+def _compiles(passes: int) -> bool:
+    """Return whether a loop over so many further passes is worth compiling."""
+    _replayed[0] += passes
+    return _replayed[0] >= WORTH_COMPILING
+
+
 @cache
-def _compiled() -> Any:
+def _compiled(loop: Callable[..., int]) -> Any:
     from atoll.base.jit import entry
 
-    return entry(replay_rows)
+    return entry(loop)

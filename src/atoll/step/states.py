@@ -27,6 +27,8 @@ class States:
     """Bytes of a gradient in the reduction over data-parallel ranks."""
     update: float
     """Bytes that the optimizer's step moves."""
+    on_host: bool = False
+    """Optimizer states, and gradients that ZeRO divides, lie in the host's memory."""
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -38,10 +40,12 @@ class States:
         optimizer states from stage 1 on, gradients from 2 on, weights from 3 on (Rajbhandari et
         al., SC 2020).
         """
+        optimizer = 0.0 if self.on_host else self.optimizer
+        gradient = 0.0 if self.on_host and zero >= 2 else self.gradient
         return (
             self.weight * (divided_parameters if zero >= 3 else parameters),
-            self.gradient * (divided_parameters if zero >= 2 else parameters),
-            self.optimizer * (divided_parameters if zero >= 1 else parameters),
+            gradient * (divided_parameters if zero >= 2 else parameters),
+            optimizer * (divided_parameters if zero >= 1 else parameters),
         )
 
 

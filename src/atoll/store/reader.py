@@ -26,6 +26,7 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.base.errors import AtollError
 from atoll.files.atomic_file import as_written
+from atoll.files.inputs import check_readable
 from atoll.files.jsonfile import parse_object
 from atoll.step.certificate import relative_gap
 from atoll.store.lock import lock_holder
@@ -76,6 +77,7 @@ class RunReader:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.path = self.folder / FILE
+        check_readable(self.path)
         if not os.path.exists(self.path):  # noqa: PTH110  (no raise)
             raise AtollError(
                 f"{self.folder}: no {FILE} in it; give a folder that atoll search --out or "

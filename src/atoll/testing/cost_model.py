@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.hardware.accelerator import KIB, MIB
 from atoll.hardware.template.cores import (
     CostModel,
@@ -100,5 +100,5 @@ def _costs(
     return costs
 
 
-def _tables(costs: ProductCosts) -> list[tuple[str, FloatArray]]:
+def _tables(costs: ProductCosts) -> list[tuple[str, Floats]]:
     return [(name, values) for name, values in costs._asdict().items() if values is not None]

@@ -15,12 +15,14 @@ from atoll.tools.stack import (
     NEMO,
     STACKS,
     Stack,
-    compiled_blocks,
+    compiled_kernels,
     compiled_loss,
     eager_loss,
+    fused_kernels,
     fused_loss,
     liger_kernels,
     linear_loss,
+    traced_model,
 )
 
 Patterns = Sequence[tuple[str, str]]
@@ -31,12 +33,15 @@ Frameworks = Sequence[tuple[str, str, str]]
 FRAMEWORKS: Frameworks = (
     (r"zero.?3.*20(19|20|21)", "zero3-2021", "deepspeed"),
     (r"megatron.*20(19|20|21|22)", "megatron-2021", "megatron-lm"),
+    (r"megatron.*2023", "megatron-2023", "megatron-lm"),
+    (r"automodel", "automodel", "pytorch"),
     (r"nemo|megatron.?bridge", "nemo", "nemo"),
     (r"maxtext|paxml|\bjax\b|\bxla\b|\btpu|neuron", "xla", "xla"),
     (r"megatron.?deepspeed", "megatron-2021", "megatron-lm"),
     (r"megatron|mcore", "megatron", "megatron-lm"),
     (r"torchtitan", "fsdp", "torchtitan"),
-    (r"deepspeed", "fsdp", "deepspeed"),
+    (r"habana|gaudi", "gaudi", "pytorch"),
+    (r"deepspeed", "deepspeed", "deepspeed"),
     (r"accelerate", "fsdp", "transformers"),
     (r"fsdp|foundry|composer|optimum|lightning", "fsdp", "pytorch"),
     (r"nanotron|intern(evo|lm)|colossal", "modular-lean", "pytorch"),
@@ -44,11 +49,18 @@ FRAMEWORKS: Frameworks = (
     (r"transformers|hugging", "eager", "transformers"),
     (r"eager|torch", "eager", "pytorch"),
 )
+# Kernels that a framework's words name beside its parallelism.
+KERNELS_NAMED: Sequence[tuple[str, Callable[[Stack], Stack]]] = (
+    (r"compile|inductor", compiled_kernels),
+    (r"transformer.?engine", lambda stack: replace(fused_kernels(stack), attention="flash")),
+    (r"fused kernels", lambda stack: fused_loss(fused_kernels(stack))),
+)
 ATTENTION: Patterns = (
     (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
     (r"flash.?(attention|attn)?.?v?2\b", "flash2"),
     (r"unfused|local|\bmath\b|^torch$|^megatron", "unfused"),
-    (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
+    (r"flash|fused|cudnn|efficient|aotriton|splash|\bck\b|xformers", "flash"),
+    (r"sdpa", "sdpa"),
 )
 HIDDEN_EXCHANGE = 0.8
 """Hidden share of a token exchange that overlaps with another microbatch's dense layers."""
@@ -69,7 +81,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "liger_loss": linear_loss,
     "compiled_loss": compiled_loss,
     "eager_loss": eager_loss,
-    "compiled_blocks": compiled_blocks,
+    "traced": traced_model,
     "recompute_loss": lambda stack: replace(stack, recomputes_loss=True),
     "liger": liger_kernels,
     "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),
@@ -79,6 +91,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "fp32_adapters": lambda stack: replace(stack, fp32_adapters=True),
     # bitsandbytes: 4 bits and an fp32 scale for 64 weights, dequantized for every product
     "nf4": lambda stack: replace(stack, frozen_bytes=0.56),
+    "nested_scales": lambda stack: replace(stack, frozen_bytes=0.52),  # in 8 bits
     "autocast": lambda stack: replace(stack, autocast=True),
     "fp32": lambda stack: replace(stack, wide="fp32"),
     "tf32": lambda stack: replace(stack, wide="tf32"),
@@ -87,6 +100,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "plain_mixers": lambda stack: replace(stack, plain_mixers=True),
     "foreach": lambda stack: replace(stack, optimizer="foreach"),
     "forloop": lambda stack: replace(stack, optimizer="forloop"),
+    "host_optimizer": lambda stack: replace(stack, hosts_optimizer=True),
     "clip": lambda stack: replace(stack, clips=True),
     # Hugging Face's SDPA: padding, packing and compiled causal models; sliding windows
     "dense_mask": lambda stack: replace(stack, dense_mask="all"),
@@ -106,6 +120,8 @@ NUMBERED: Mapping[str, Callable[[Stack, int], Stack]] = {
     "head_wgrad=": lambda stack, number: replace(stack, deferred_heads=number),
     # parts of the tokens that run head, loss and their backward pass one after another
     "loss_chunks=": lambda stack, number: replace(stack, loss_chunks=max(1, number)),
+    # words of the vocabulary whose logits exist at a time
+    "loss_columns=": lambda stack, number: replace(stack, loss_columns=number),
 }
 """Flags that are followed by a number."""
 OFF = ("", "0", "none", "no", "false")
@@ -129,6 +145,9 @@ def released(stack: Stack, words: str) -> Stack:
     """
     if re.search(r"megatron.?bridge", words, re.IGNORECASE):
         stack = replace(fused_loss(stack), hosts_blocks=True)
+    for pattern, kernels in KERNELS_NAMED:
+        if stack.composed_gelu and re.search(pattern, words, re.IGNORECASE):
+            stack = kernels(stack)
     number = re.search(r"\b(2\d)\.(\d\d)\b", words)
     if number and (int(number[1]), int(number[2])) < (26, 6):
         return replace(stack, fused_casts=())

@@ -90,6 +90,8 @@ class Stack:
     """Gradients are allocated during the backward pass, not before the step."""
     loss_chunks: int = 1
     """Parts of a microbatch's tokens whose logits exist one after another."""
+    loss_columns: int = 0
+    """Words of the vocabulary whose logits exist at a time; 0: all."""
     recomputes_loss: bool = False
     """Logits and losses of chunks are computed again in the backward pass."""
     accumulated_bytes: float = 6.0
@@ -102,6 +104,11 @@ class Stack:
     """Share of the widest operator's tensors that is alive in addition to a block's tensors."""
     optimizer: str = "fused"
     """Kernels of the optimizer: fused, foreach or forloop (`UPDATES`)."""
+    update_parameters: float = 0.0
+    """Parameters whose gradients the optimizer copies to fp32 at a time; 0: none."""
+    hosts_optimizer: bool = False
+    """Optimizer states lie in the host's memory: updated there under ZeRO 2 and 3 (DeepSpeed),
+    otherwise paged to the device (bitsandbytes)."""
     clips: bool = False
     """Gradients are scaled to a norm by kernels of their own."""
     sends_held: int = 0
@@ -155,6 +162,11 @@ class Stack:
     host_routed_s: float = 0.0
     """Additional host time per pass of a layer with experts: routing, permutation and exchange are
     many small kernels."""
+    host_module_s: float = 0.0
+    """Additional host time per pass of a module with weights under ZeRO 3: hooks that gather and
+    free them."""
+    host_gather_s: float = 0.0
+    """The same for the collective of several ranks."""
     graphs: str = ""
     """CUDA graphs included in the host times; empty: single launches."""
     routed_bytes: float = 0.0
@@ -218,6 +230,7 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("optimizer", "forloop"): "optimizer as a loop over tensors",
     ("fp32_adapters", True): "fp32 adapters",
     ("frozen_bytes", 0.56): "4-bit frozen weights",
+    ("frozen_bytes", 0.52): "4-bit frozen weights with 8-bit scales",
     ("autocast", True): "autocast over fp32 weights",
     ("wide", "fp32"): "products in fp32",
     ("wide", "tf32"): "products in tf32",
@@ -225,6 +238,7 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("module_experts", "sliced"): "experts in a loop over slices of their weights",
     ("plain_mixers", True): "state-space blocks without their kernels",
     ("clips", True): "gradient clipping",
+    ("hosts_optimizer", True): "optimizer states on the host",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }
 """Values of a stack's fields that an answer states."""
@@ -304,7 +318,19 @@ def linear_loss(stack: Stack) -> Stack:
     """Use Liger's loss, which computes logits by chunks and replaces them by their gradient in one
     kernel; the head's gradients follow at once.
     """
-    return _with_loss(stack, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+    whole = replace(stack, recomputes_loss=False, loss_columns=0)
+    return _with_loss(whole, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+
+
+def compiled_kernels(stack: Stack) -> Stack:
+    """Use Inductor's kernels in blocks, and its loss."""
+    return replace(fused_kernels(stack), passes=COMPILED.passes, loss_bytes=COMPILED.loss_bytes)
+
+
+def fused_kernels(stack: Stack) -> Stack:
+    """Use fused norms, rotary positions and activations, as those of Transformer Engine."""
+    passes = {n: VectorPasses(**moved) for n, moved in KERNELS["fused"].items()}
+    return replace(stack, passes=passes, kept={}, composed_gelu=False)
 
 
 def compiled_loss(stack: Stack) -> Stack:
@@ -326,11 +352,10 @@ def eager_loss(stack: Stack) -> Stack:
     )
 
 
-def compiled_blocks(stack: Stack) -> Stack:
-    """Compile every block on its own: embedding, rotary tables, head and loss stay eager."""
-    rotary = {name: VectorPasses(**KERNELS["fused"][name]) for name in ("rotary", "rotary_bwd")}
-    blocks = eager_loss(stack)
-    return replace(blocks, passes={**blocks.passes, **rotary}, fp32_table=False)
+def traced_model(stack: Stack) -> Stack:
+    """Compile the model as one, with its embedding and tables of positions."""
+    rotary = {name: VectorPasses(**moved) for name, moved in KERNELS["traced"].items()}
+    return replace(stack, passes={**stack.passes, **rotary}, fp32_table=True)
 
 
 def _with_loss(stack: Stack, forward: float, backward: float, **kept: Any) -> Stack:

@@ -37,6 +37,12 @@ class Tool:
     """Its optimizer states, where they are not those of the question's default."""
     optimizer_by_method: Mapping[str, str] = field(default_factory=dict)
     """Its optimizer states for methods for which they differ."""
+    flags: str | None = None
+    """Kernels and losses that its runs have by default (`software.FLAGS`)."""
+    zero: int = 1
+    """ZeRO stage of a layout that names none."""
+    selective: str = "selective"
+    """Recomputation that its word "selective" means."""
     axes: AxisValues = field(default_factory=dict)
     """Values of a plan's axes that it can run; axes that are not listed are free."""
     zero_beside_parallel: tuple[int, ...] = ()
@@ -48,13 +54,22 @@ class Tool:
     None: files of the tool are not written."""
 
     def runs_as(self, precision: str, method: str = "pretrain") -> dict[str, str]:
-        """Return `stack`, `optimizer` and `overlap` of its runs on GPUs."""
+        """Return `stack`, `optimizer`, `overlap` and `flags` of its runs on GPUs."""
         settings = {
             "stack": self.software_by_precision.get(precision, self.software) or None,
             "overlap": self.overlap,
             "optimizer": self.optimizer_by_method.get(method, self.optimizer),
+            "flags": self.flags,
         }
         return {name: value for name, value in settings.items() if value is not None}
+
+    def usual_zero(self, ranks: int) -> int:
+        """Return the ZeRO stage of a layout that names none, over so many data-parallel ranks."""
+        return self.zero if ranks > 1 or self.zero < 2 else 0
+
+    def policy(self, word: str) -> str:
+        """Return the recomputation policy that the tool means by a word."""
+        return self.selective if word == "selective" else word
 
     def inabilities(self, plan: LaunchPlan) -> Iterator[str]:
         """Yield why it cannot run a plan, where its axes and precisions say so."""

@@ -19,6 +19,7 @@ from atoll.base.units import format_seconds
 from atoll.files.yamlfile import Count, Factor, FileModel, Share, read_shipped
 from atoll.hardware.gpu import Gpu
 from atoll.step.layout import Layout
+from atoll.tools.arguments import ArgumentAccount
 from atoll.training.run import Run
 
 ERRORS = files("atoll") / "data" / "errors.yaml"
@@ -201,6 +202,7 @@ def accuracy(run: Run, layout: Layout) -> Accuracy:
         _hull(peaks),
         classes.between_layouts.median,
     )
+    shipped = shipped.widened(_doubt(run.arguments))
     site = run.site
     if site is None or site.error is None or site.reach is None:
         return shipped
@@ -208,6 +210,15 @@ def accuracy(run: Run, layout: Layout) -> Accuracy:
     reach = min(math.exp(site.reach), math.sqrt(high / low))
     site_expected = ExpectedError(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
     return replace(shipped, expected=site_expected, step_time=(1 / reach, reach))
+
+
+def _doubt(arguments: ArgumentAccount | None) -> float:
+    """Return the half width of logarithms that arguments which are not priced add to intervals."""
+    if arguments is None:
+        return 0.0
+    effects = len(set(arguments.not_modelled.values()))
+    unknown = UNKNOWN_ARGUMENTS if arguments.not_understood else 0.0
+    return math.hypot(math.sqrt(effects) * NOT_MODELLED, unknown)
 
 
 def _classes(classes: tuple[ErrorClass, ...], kind: Kind, measured: bool) -> list[ErrorClass]:

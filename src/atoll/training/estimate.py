@@ -12,11 +12,13 @@ import numpy as np
 
 from atoll.answers.answer import DrawableResult
 from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile
+from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
 from atoll.base.notebook import answer_html, bar_text
 from atoll.base.registry import import_named
 from atoll.base.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.cost.pricer import total
+from atoll.hardware.gpu import Gpu
 from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, run_totals
 from atoll.step.parts import Origin
@@ -32,12 +34,13 @@ from atoll.training.accuracy import (
 )
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
-from atoll.training.batch.row import layout_row
+from atoll.training.batch.row import layout_row, row_memory
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import Memory, stage_parameters
 from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
+from atoll.training.operators.step_clock import drawn_W
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.workload.flops import model_flops, trained_parameters
@@ -71,8 +74,6 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     """Under "optimal", the recomputed operators per kind of block."""
     launched: bool = False
     """Whether launch files are requested."""
-    doubt: float = 0.0
-    """Half width, as a logarithm, that arguments which are not priced add to the interval."""
 
     @cached_property
     def launch(self) -> tuple[LaunchFile, ...]:
@@ -96,12 +97,12 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @property
     def worst(self) -> Memory:
         """The stage that needs most memory."""
-        return max(self.memory, key=lambda m: m.needed)
+        return fullest(self.memory)
 
     @property
     def accuracy(self) -> Accuracy:
         """How far estimates of such runs were off."""
-        return accuracy(self.run, self.layout).widened(self.doubt)
+        return accuracy(self.run, self.layout)
 
     @property
     def expected_error(self) -> ExpectedError:
@@ -228,8 +229,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @property
     def most_needed_bytes(self) -> float:
         """What the fullest stage needs at the upper end of the interval."""
-        worst = self.worst
-        return self.interval.memory_bytes.high + worst.needed - worst.allocated
+        return most_needed_bytes(self.accuracy, self.worst)
 
     @property
     def tight(self) -> bool:
@@ -265,10 +265,16 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
 
     @property
     def power_W(self) -> float | None:
-        """Mean draw of a device over the step: at its limit while it computes, less while it waits
-        for others; none where its rating is not known.
+        """Mean draw of a device over the step: at most its limit while it computes, less while it
+        waits for others, least while it waits for its host; none where its rating is not known.
         """
-        return self.run.gpu.drawn_W(min(1.0, self.step.busy_s / self.step.time_s))
+        run, step = self.run, self.step
+        busy = min(1.0, step.busy_s / step.time_s)
+        mix = Estimator(run).mix if run.devices == 1 else None
+        if mix is None or not isinstance(run.gpu, Gpu):
+            return run.gpu.drawn_W(busy)
+        passes = 1 - step.optimizer_s / step.busy_s
+        return drawn_W(run.gpu, mix.beside_streams(passes), busy)
 
     @property
     def energy_per_token_J(self) -> float | None:
@@ -335,12 +341,29 @@ class Estimator(LayerPrices):
             )
         if layout.recompute == HOST:
             return self._hosted(layout)
+        sums, policies, picks = self._picked(layout)
+        optimal = layout.recompute == "optimal"
+        rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
+        return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)
+
+    def has_room(self, layout: Layout) -> bool:
+        """Return whether a layout fits and is not `tight`; faster than its estimate."""
+        if layout.recompute == HOST:
+            estimate = self.estimate(layout)
+            return estimate.fits and not estimate.tight
+        sums, _, picks = self._picked(layout)
+        worst = fullest(row_memory(sums, sums.states(), picks))
+        most_bytes = most_needed_bytes(accuracy(self.run, layout), worst)
+        return worst.needed <= self.run.capacity_bytes and most_bytes <= self.run.gpu.hbm_bytes
+
+    def _picked(self, layout: Layout) -> tuple[Sums, tuple[str, ...], Ints]:
+        """Return the sums of a layout, and the recomputation policy of each stage with its index
+        in the sums.
+        """
         choices = recompute_choices(self.costs(layout), layout.recompute)
         sums, optimal = self._sums(layout, choices), layout.recompute == "optimal"
         picks = figures(sums)[2] if optimal else np.zeros(layout.pp, dtype=np.int64)
-        policies = tuple(choices[pick] for pick in picks)
-        rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
-        return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)
+        return sums, tuple(choices[pick] for pick in picks), picks
 
     def step_s(self, layout: Layout) -> float:
         """Return only the step time of a layout, to compare sites; not for "optimal" or "host"."""
@@ -391,6 +414,17 @@ def _rerun(
         for ops in dict.fromkeys(by_stage.values())
         for stages in ([stage for stage, again in by_stage.items() if again == ops],)
     )
+
+
+def fullest(memory: Sequence[Memory]) -> Memory:
+    """Return the stage that needs most memory."""
+    return max(memory, key=lambda stage: stage.needed)
+
+
+def most_needed_bytes(errors: Accuracy, stage: Memory) -> float:
+    """Return what a stage needs at the upper end of the interval of runs with these errors."""
+    allocated = errors.interval(0.0, stage.allocated).memory_bytes.high
+    return allocated + stage.needed - stage.allocated
 
 
 def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.hardware.gpu import SCALED
 from atoll.step.layout import Layout
 from atoll.step.parts import MEMORY_PARTS
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
-from atoll.training.step import resident_parameters
+from atoll.training.step import FLOAT, resident_parameters
 
 PARTS = tuple(part for part in MEMORY_PARTS if part != "guests")  # guests exist on wafers only
 RESERVED = 0.12  # share of allocated bytes that the allocator keeps if memory is not short
@@ -81,13 +81,15 @@ def peak_parts(
 
     The loss ends before the first block's temporaries are allocated. With late gradients, these are
     allocated layer by layer as activations are freed, so the peak is at either end; with
-    accumulation they exist from the second microbatch on. A tied embedding's two gradients are
+    accumulation they exist from the second microbatch on. An update that copies gradients to fp32
+    comes when activations are free. A tied embedding's two gradients are
     summed into a third tensor; a foreach optimizer has a temporary copy of all.
     """
     gradients, activations, logits, transient = parts
     beyond_loss = np.maximum(transient, logits) - logits
     if not run.stack.late_gradients:
-        return PeakParts(gradients, activations, logits, beyond_loss)
+        copied = _updated_bytes(run, gradients) - (activations + logits + beyond_loss)
+        return PeakParts(gradients, activations, logits, beyond_loss + np.maximum(copied, 0.0))
     tied = 0 if run.adapters else shared_parameters
     early = np.where(accumulates, gradients, 0.0)
     summed = np.maximum(transient, 2 * run.states.gradient * tied)
@@ -100,6 +102,12 @@ def peak_parts(
         np.where(at_end, 0.0, logits),
         np.where(at_end, summed, beyond_loss),
     )
+
+
+def _updated_bytes(run: Run, gradients: Floats) -> Floats:
+    """Return the fp32 copies of the gradients that a step of the optimizer takes at a time."""
+    parameters = gradients / max(run.states.gradient, 1.0)
+    return FLOAT * np.minimum(parameters, run.stack.update_parameters)
 
 
 def losses_in_flight(layout: Layout, microbatches: int) -> int:

@@ -15,6 +15,7 @@ from atoll.questions.devices import LengthQuestion
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
+from atoll.tools.arguments import Launch
 from atoll.tools.registry import find_tool, stack_words, tool_of_stack, usual_tool
 from atoll.tools.software import software
 from atoll.tools.stack import CHIP, STACKS, XLA, with_adapters
@@ -46,9 +47,17 @@ def make_run(model: str, device: str, devices: int, **settings: Unpack[RunFields
     )
 
 
-def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -> Run:
-    """Create the run of a question, for `model` if it has no name."""
-    named_model = model or _model(question)
+def run_from_question(
+    question: RunQuestion, model: ModelConfig | None = None, launch: Launch | None = None
+) -> Run:
+    """Create the run of a question, for `model` if it has no name; `launch` is its launch file,
+    where the question does not name one.
+    """
+    if question.from_ is not None:
+        launch = import_named("atoll.launch.ask:launched")(question.from_, question.asked())
+    if model is None and launch is not None and not question.model:
+        model = launch.model
+    named_model = model or load_model(question.model)
     config = stand_in(named_model) if isinstance(named_model, StoredModel) else named_model
     if question.dropout is not None:
         config = replace(
@@ -81,7 +90,7 @@ def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -
         usual.get("stack") or question.stack or (site and site.stack) or gpu.stack,
         usual.get("overlap", question.overlap),
         question.cuda_graphs,
-        question.flags,
+        f"{usual.get('flags', '')} {question.flags or ''}",
     )
     adapters = None
     if question.method == "lora":
@@ -109,6 +118,7 @@ def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -
         headroom=question.headroom,
         length=_length(question),
         question=question,
+        arguments=launch.arguments if launch else None,
     )
     return run if site is None else run.at(site)
 
@@ -120,15 +130,6 @@ def _site(question: RunQuestion) -> Site | None:
     from atoll.training.site import load_site
 
     return load_site(question.site)
-
-
-def _model(question: RunQuestion) -> ModelConfig | StoredModel:
-    """Load the named model, or without a name the one of the launch file."""
-    if question.from_ is None or question.model:
-        return load_model(question.model)
-    launched = import_named("atoll.launch.ask:launched")(question.from_, question.asked())
-    model: ModelConfig = launched.model
-    return model
 
 
 def compiles_itself(device: Device) -> bool:
@@ -170,6 +171,8 @@ def _tool_settings(
         usual["stack"] = words
     if site is not None and site.stack:
         answered["stack"] = "the site's"
+    # Flags add to the tool's own, which are those of its stack.
+    answered["flags"] = answered.get("stack")
     return {name: value for name, value in usual.items() if answered.get(name) is None}
 
 
@@ -237,8 +240,10 @@ def layout_from_question(run: Run, question: LayoutQuestion) -> Layout:
     if run.stored is not None and question.etp not in (None, tp):
         raise AtollError(f"{run.model.name} was captured: its experts have the tensor width tp")
     divided = (run.sequence // cp) % tp == 0 and run.stored is None
+    dp = question.dp or run.devices // ranks
+    zero = run.tool.usual_zero(dp * cp) if question.zero is None else question.zero
     return Layout(
-        dp=question.dp or run.devices // ranks,
+        dp=dp,
         tp=tp,
         pp=pp,
         cp=cp,
@@ -247,9 +252,9 @@ def layout_from_question(run: Run, question: LayoutQuestion) -> Layout:
         vpp=question.vpp,
         microbatch=question.microbatch,
         sp=tp > 1 and (divided if question.sp is None else question.sp),
-        zero=question.zero,
+        zero=zero,
         hsdp=question.hsdp,
-        recompute=question.recompute,
+        recompute=run.tool.policy(question.recompute),
         schedule=question.order or ("interleaved" if question.vpp > 1 else "1f1b"),
         blocks=question.blocks,
     )
@@ -273,4 +278,6 @@ def axes_from_question(question: PlanQuestion, run: Run) -> Axes:
     """Return the values that a plan tries: all that the tool runs where the question says none."""
     _check_orders(run, question.order or ())
     chosen = {axis: values for axis, field in AXES.items() if (values := getattr(question, field))}
+    if question.recompute:
+        chosen["recompute"] = tuple(map(run.tool.policy, question.recompute))
     return Axes(**dict(run.tool.axes) | chosen)

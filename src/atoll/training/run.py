@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from atoll.base.errors import AtollError
 from atoll.base.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.length import RunLength
 from atoll.step.states import States
+from atoll.tools.arguments import ArgumentAccount
 from atoll.tools.registry import ANY_LAYOUT
 from atoll.tools.stack import COMPOSED_GELU, Stack
 from atoll.tools.tool import UNRESTRICTED, Tool
@@ -80,17 +83,33 @@ class Run:
     """Share of each device's memory to keep free."""
     question: RunQuestion | None = field(default=None, compare=False, repr=False)
     """The question that the run comes from, if any."""
+    arguments: ArgumentAccount | None = field(default=None, compare=False, repr=False)
+    """Arguments of the launch file that the run comes from, if any."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cut(self.devices))
+        if columns := self.stack.loss_columns:
+            stack = replace(self.stack, loss_chunks=-(-self.model.vocab // columns))
+            object.__setattr__(self, "stack", stack)
         if self.devices == 1:  # which has no buffers of collectives
             context_bytes = min(self.stack.context_bytes, DRIVER_BYTES)
             object.__setattr__(self, "stack", replace(self.stack, context_bytes=context_bytes))
+        if self.stack.hosts_optimizer:
+            if not isinstance(self.gpu, Gpu):
+                raise AtollError(
+                    f"flags: host_optimizer is modelled for GPUs, not for {self.gpu.name}"
+                )
+            object.__setattr__(self, "states", replace(self.states, on_host=True))
 
     def at(self, site: Site) -> Run:
         """Return the run at a site."""
         stack, network = site.on_stack(self.stack), site.on_network(self.network)
         return replace(self, stack=stack, network=network, site=site)
+
+    @property
+    def not_priced(self) -> tuple[str, ...]:
+        """Arguments of the launch file that the estimate leaves out."""
+        return self.arguments.not_priced if self.arguments else ()
 
     @property
     def tokens(self) -> int:
@@ -101,6 +120,11 @@ class Run:
     def capacity_bytes(self) -> float:
         """Memory per device that a layout may use."""
         return self.gpu.hbm_bytes * (1.0 - self.headroom)
+
+    @property
+    def host_Bps(self) -> float:
+        """Rate of copies between a device and the host's memory; chips have no such link."""
+        return self.gpu.host_Bps if isinstance(self.gpu, Gpu) else math.inf
 
     @property
     def slack(self) -> float:
@@ -165,8 +189,17 @@ class Run:
         if self.stored is None:
             notes = self._mixer_notes()
             first, last = (notes, ()) if self.stack.plain_mixers else ((), notes)
+            first = (*self._argument_notes(), *first)
             return (*first, *self._tool_notes(), *model_warnings(self.model), *last)
         return (*model_warnings(self.stored), *self._kernel_notes(self.stored))
+
+    def _argument_notes(self) -> tuple[str, ...]:
+        """Return what of a launch file is not priced, and what follows from that."""
+        consequence = (
+            "the interval is wider for what is not priced, and no layout is proven best",
+        )
+        return (*(f"not priced: {words}" for words in self.not_priced),
+                *(consequence if self.not_priced else ()))  # fmt: skip
 
     def _tool_notes(self) -> tuple[str, ...]:
         """Return a note if no usual tool runs what is asked."""

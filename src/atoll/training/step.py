@@ -22,6 +22,9 @@ FLOAT = 4  # bytes
 ADAPTER_TENSOR_S = 0.65e-6
 """Time per tensor of an adapter in the optimizer's kernels, of which one covers 36 small tensors:
 21 to 40 us on an H200."""
+HOST_UPDATES_PER_S = 4e9
+"""Parameters that the processors of a node update per second: 1e9 to 1e10 take 0.22 to 2.57 s
+(ZeRO-Offload, arXiv:2101.06840, table 4)."""
 
 
 class PassSeconds(NamedTuple):
@@ -283,6 +286,11 @@ class Stepper:
             if kept.rerun:
                 again = kept.share * kept.exchange
                 backward_s += kept.share * stack.host_checkpoint_s + again * routed
+        if self.layout.zero == 3:
+            several = self.layout.ranks > 1 or self.layout.expert_ranks > 1
+            gathered_s = cost.modules * (stack.host_module_s + several * stack.host_gather_s)
+            forward_s += gathered_s
+            backward_s += gathered_s * (1 + (kept.share if kept.rerun else 0.0))
         waiting_s = (2 + again) * cost.experts * stack.host_expert_s
         return HostTime(forward_s, backward_s, stack.host_kernel_s * weights, waiting_s)
 
@@ -365,6 +373,10 @@ def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float
     if run.stack.adds_in_products:
         bytes_per_parameter = 2 * run.states.gradient - HALF
     moved = parameters * bytes_per_parameter / layout.copies if m > layout.copies else 0.0
+    if run.states.on_host and layout.zero >= 2:
+        # DeepSpeed adds on the device: the sum comes from the host and goes back to it.
+        link_s = parameters * 2 * HALF / run.host_Bps if m > layout.copies else 0.0
+        return moved / run.gpu.stream_Bps + link_s
     if layout.zero == 2:
         moved += (dense + expert) * (HALF + run.states.reduced)
     return moved / run.gpu.stream_Bps
@@ -381,6 +393,13 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     element = HALF if half else FLOAT
     if stack.optimizer in UPDATES and states.name != "8bit":
         moved = UPDATES[stack.optimizer] * element
+    if states.on_host and layout.zero >= 2:  # gradients to the host, weights back
+        sharing = min(run.devices, run.network.levels[0].devices)
+        link_s = parameters * (states.gradient + states.weight) / run.host_Bps
+        return link_s + parameters * sharing / HOST_UPDATES_PER_S
+    if states.on_host:  # pages of states come and go while others are updated
+        page_s = states.optimizer / run.host_Bps
+        return parameters * max(moved / run.gpu.stream_Bps, page_s)
     if stack.clips:
         moved += CLIP_ELEMENTS * states.gradient
     parameter_s = moved / run.gpu.stream_Bps

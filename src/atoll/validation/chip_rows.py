@@ -40,6 +40,7 @@ _LIMIT = 1e9
 
 _MOST_CHANNELS = 64
 """Channels of 64 bits: 4,096 data pins. Memory of a host or a pool does not count."""
+_MOST_DIES = 10_000
 _WAFER_MM2 = np.pi / 4 * 300.0**2
 _MARGIN = 1.5
 """Factor by which the model may overestimate: its worst published chip is 43 % off."""
@@ -250,7 +251,10 @@ def _dies(words: str) -> float:
     """Return the number of logic dies: "8 XCD + 4 IOD" are 12; memory and dummies do not count."""
     matches = [re.match(r"\s*(\d+)\s*(\w*)", part) for part in words.split("+")]
     logic = (m for m in matches if m and m[2].lower() not in ("hbm", "dummy", "bridge", "memory"))
-    return sum(_count(m[1]) for m in logic) or 1.0
+    dies = sum(_count(m[1]) for m in logic) or 1.0
+    if words.startswith("-") or dies > _MOST_DIES:
+        raise ValueError(f"dies is {words[:40]!r}, expected 1 to {_MOST_DIES:,}")
+    return dies
 
 
 def _count(text: str) -> float:

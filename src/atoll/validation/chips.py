@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from atoll.answers.validation import (
@@ -24,6 +23,7 @@ from atoll.answers.validation import (
     Errors,
     PhysicalConstant,
 )
+from atoll.base.arrays import Floats
 from atoll.hardware.physical.area import area_mm2, area_parts_mm2
 from atoll.hardware.physical.constants import (
     FITTED_AREA,
@@ -38,7 +38,6 @@ from atoll.validation.chip_rows import ChipRow, read_chips
 from atoll.validation.errors import error_summary
 from atoll.validation.tables import write_records
 
-Floats = NDArray[np.float64]
 Model = Callable[[dict[str, Floats], Physics], Floats]
 
 _EXPECTED_ERROR = {True: 0.13, False: 0.25}

@@ -8,10 +8,8 @@ communication, and idle time; gaps before a kernel that was launched too late co
 from __future__ import annotations
 
 import codecs
-import gzip
 import json
 import re
-import zlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.validation import ProfiledStep
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
-from atoll.files.jsonfile import parse_object, read_object
+from atoll.files.inputs import open_input
+from atoll.files.jsonfile import read_object
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
 from atoll.validation.tables import RunRow
 
@@ -66,7 +65,6 @@ _KINDS, _OVERLAPS = (
     {kind: re.compile(words, re.IGNORECASE) for kind, words in table.items()}
     for table in (KINDS, OVERLAPS)
 )
-Floats = NDArray[np.float64]
 START, END = 0, 1  # columns of intervals
 
 
@@ -100,17 +98,10 @@ def read_trace(path: str | Path) -> tuple[ProfiledStep, ...]:
 def read_events(path: str | Path) -> Iterator[dict[str, Any]]:
     """Yield the events of a Chrome trace: of its "traceEvents", or of a bare list."""
     try:
-        with Path(path).open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            stream = gzip.GzipFile(fileobj=file) if packed else file
-            yield from _parse_events(codecs.getreader("utf-8-sig")(stream), path)
-    except FileNotFoundError:
-        raise AtollError(f"{path}: no such file") from None
+        with open_input(path, MOST_CHARACTERS) as file:
+            yield from _parse_events(codecs.getreader("utf-8-sig")(file), path)
     except UnicodeDecodeError:
         raise AtollError(f"{path}: not a trace of the PyTorch profiler (not UTF-8 text)") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise AtollError(f"{path}: cannot be read as a trace ({error})") from None
 
 
 def _parse_events(file: codecs.StreamReader, path: str | Path) -> Iterator[dict[str, Any]]:
@@ -210,20 +201,10 @@ def read_kernels(path: Path, step: str) -> list[tuple[float, int, str]]:
     packed) with such a list for each step.
     """
     try:
-        kernels = read_packed(path)[step]
+        kernels = read_object(path)[step]
         return [(float(time_ms), int(count), str(name)) for time_ms, count, name in kernels]
     except (KeyError, TypeError, ValueError):
         raise AtollError(f"{path}: no list of the kernels of step {step!r}") from None
-
-
-def read_packed(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file, plain or packed (.gz)."""
-    if path.suffix != ".gz":
-        return read_object(path)
-    try:
-        return parse_object(gzip.decompress(path.read_bytes()).decode(), str(path))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise AtollError(f"{path}: cannot be read ({error})") from None
 
 
 def _kind(name: str, args: Mapping[str, Any]) -> tuple[str, str]:

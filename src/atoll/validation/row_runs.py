@@ -9,7 +9,7 @@ from dataclasses import replace
 from atoll.base.errors import AtollError
 from atoll.fabric.network import Network
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
-from atoll.step.layout import FULL_BLOCKS, HOST, Layout
+from atoll.step.layout import FULL_BLOCKS, HOST, HOSTED_INPUTS, Layout
 from atoll.step.orders import ORDERS
 from atoll.tools.software import flagged
 from atoll.tools.stack import Stack, with_adapters
@@ -17,7 +17,12 @@ from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.row_model import adapters_from_row, model_from_row
-from atoll.validation.row_settings import PARTIAL_BLOCKS, RowSettings, read_settings
+from atoll.validation.row_settings import (
+    INPUTS_ON_HOST,
+    PARTIAL_BLOCKS,
+    RowSettings,
+    read_settings,
+)
 from atoll.validation.step_rows import WIDE, run_from_step, unpriced_words
 from atoll.validation.tables import RunRow
 
@@ -173,6 +178,8 @@ def _recompute(row: RunRow, settings: RowSettings, zero: int) -> str:
         meaning = row.text("selective_means")
         # "selective" means the software's policy, as without the column
         return settings.selective if meaning in ("", "selective") else meaning
+    if policy == "full" and INPUTS_ON_HOST.search(row.text("offload")):
+        return HOSTED_INPUTS
     blocks = PARTIAL_BLOCKS.search(row.text("recompute_modules"))
     if policy == "full" and blocks:
         return f"{FULL_BLOCKS}{blocks[1]}"

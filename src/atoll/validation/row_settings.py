@@ -75,14 +75,18 @@ def read_settings(row: RunRow, gpu: Gpu, zero: int) -> RowSettings:
 
 HOST_OPTIMIZER = re.compile(r"\boptimi[sz]er\b.*\bhost\b|\bpaged", re.IGNORECASE)
 """Matches optimizer states on the host, or paged to it (bitsandbytes)."""
+INPUTS_ON_HOST = re.compile(r"\blayer inputs?\b.*\bhost\b", re.IGNORECASE)
+"""Matches inputs of recomputed blocks on the host."""
+EIGHT_BIT = re.compile(r"8.?bit", re.IGNORECASE)
+IN_BACKWARD = re.compile(r"\bin backward\b", re.IGNORECASE)
+"""Matches an optimizer that updates a weight as soon as its gradient is known, and frees it."""
 
 
 def _check_offload(row: RunRow, unread: list[str]) -> None:
-    """Refuse an optimizer on the host; offload of other tensors is ignored and reported."""
+    """Report offload of tensors other than optimizer states and inputs of blocks."""
     offload = row.text("offload")
-    if HOST_OPTIMIZER.search(offload):
-        raise AtollError(f"offload {offload!r}: an optimizer on the host is not modelled")
-    if offload and not row.text("activation_offload"):
+    priced = HOST_OPTIMIZER.search(offload) or INPUTS_ON_HOST.search(offload)
+    if offload and not priced and not row.text("activation_offload"):
         unread.append(f"offload {offload!r}")
 
 
@@ -112,6 +116,7 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
         "fp8_params": row.integer("fp8_param_gather", 0),
         "local": row.text("transformer_impl") == "local",
         "te_loss": row.text("cross_entropy_fusion") == "te",
+        "host_optimizer": HOST_OPTIMIZER.search(row.text("offload")),
         f"head_wgrad={row.integer('wgrad_deferral_limit', 0)}": True,
     }
     stack = flagged(stack, " ".join(name for name, on in flags.items() if on))
@@ -152,10 +157,12 @@ def _default_stack(row: RunRow, gpu: Gpu, zero: int) -> str:
 
 def _states(row: RunRow, stack: Stack, unread: list[str]) -> States:
     """Return the optimizer states, by name or by the precisions of weights and gradients."""
-    text = row.text("optimizer_states").lower()
+    offload = row.text("offload")
+    text = "8bit" if EIGHT_BIT.search(offload) else row.text("optimizer_states").lower()
     name = ALIASES.get(text, text)
     if name in STATES:
-        return STATES[name]
+        freed = IN_BACKWARD.search(offload)
+        return replace(STATES[name], gradient=0.0) if freed else STATES[name]
     if text:
         unread.append(f"optimizer_states {text!r}")
     if row.text("params_dtype") == "fp16":
@@ -177,7 +184,10 @@ def _attention(row: RunRow, stack: Stack, unread: list[str]) -> str:
     if row.number("flash_attention", 1) == 0:
         return "unfused"
     if text := row.text("attention_kernel"):
-        if kernel := named(text, ATTENTION):
+        kernel = named(text, ATTENTION)
+        if kernel == "sdpa":  # PyTorch's function, which takes the kernels of its time
+            return "flash" if stack.attention == "unfused" else stack.attention
+        if kernel:
             return kernel
         unread.append(f"attention_kernel {text!r}")
     backend = row.text("attention_backend")

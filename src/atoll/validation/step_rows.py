@@ -19,7 +19,6 @@ from atoll.step.states import STATES
 from atoll.tools.software import flagged, graphed
 from atoll.tools.stack import STACKS, UPDATES, with_adapters
 from atoll.training.run import Run
-from atoll.validation.kineto import read_packed
 from atoll.validation.row_model import adapters_from_row
 from atoll.validation.tables import RunRow
 from atoll.workload.families.config import config_from_hf
@@ -145,7 +144,9 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     if row.integer("clip", 0):
         flags.append("clip")
     if row.text("compile_mode") == "block":
-        flags.append("compiled_blocks")
+        flags.append("eager_loss")
+    if _is_traced(row):
+        flags.append("traced")
     if row.text("loss_kind") in LOSSES:
         flags.append(LOSSES[row.text("loss_kind")])
     if row.text("loss_kind") == "chunked":
@@ -236,7 +237,7 @@ def _configuration(row: RunRow) -> dict[str, Any]:
     packed = table.with_name(f"{table.stem}_configs.json.gz")
     given: dict[str, Any] = {}
     if row.text("config") and not file.exists() and packed.exists():
-        given = read_packed(packed).get(file.name, {})
+        given = read_object(packed).get(file.name, {})
     elif row.text("config"):
         given = read_object(file)
     family = family or given.get("model_type", "")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv, write_csv
-from atoll.files.yamlfile import MOST, shipped_table, suggestion
+from atoll.files.yamlfile import shipped_table, suggestion
 
 T = TypeVar("T")
 RUN_COLUMNS = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch", "tp", "pp")
@@ -28,7 +28,6 @@ OUT_OF_MEMORY = "OOM"
 TIMES_S = 1e-9, 1e9
 PEAKS_BYTES = 1.0, 1e15
 """Ranges of measurements; outside, errors would not be finite."""
-DEFAULT_HIGH = {"whole": MOST, "decimal": 1e18, "flag": 1, "text": 0}
 
 
 class Column(NamedTuple):
@@ -49,7 +48,8 @@ def columns() -> Mapping[str, Column]:
     for table, groups in shipped_table("atoll.validation", "columns.yaml").items():
         for group in groups:
             kind = group.get("type", "text")
-            limits = group.get("low", 0), group.get("high", DEFAULT_HIGH[kind])
+            high = {"flag": 1, "text": 0}[kind] if kind in ("flag", "text") else group["high"]
+            limits = group.get("low", 0), high
             column = Column(kind, *limits, group.get("unit", ""), group["means"], table)
             declared |= dict.fromkeys(group["names"].split(), column)
     return declared
@@ -93,7 +93,8 @@ class Row:
             return default
         if not column.low <= value <= column.high or (column.type == "flag" and value % 1):
             limits = "0 or 1" if column.type == "flag" else f"{column.low:g} to {column.high:g}"
-            raise AtollError(f"{self.where}: {name} is {text[:40]!r}, expected {limits}")
+            expected = f"{limits} {column.unit}".strip()
+            raise AtollError(f"{self.where}: {name} is {text[:40]!r}, expected {expected}")
         return value
 
     def integer(self, name: str, default: int | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.mesh import Link
 from atoll.fabric.mesh_collectives import exchange_messages, pass_messages
 from atoll.fabric.mesh_events import LinkMessage
@@ -85,7 +85,7 @@ class _StageLoads:
         self._place = {link: number for number, link in enumerate(self.links)}
 
     @cached_property
-    def layer(self) -> FloatArray:
+    def layer(self) -> Floats:
         """Bytes of one layer, forward and backward."""
         tables = mapping_tables(self._block, self._digits, self._setting, self._genes)
         norm = self._norm()
@@ -106,7 +106,7 @@ class _StageLoads:
                 total = total + self._home(visit.node, home, entries, visit.algorithm)
         return np.asarray(total)
 
-    def ends(self, stage: StageMapping, first: bool, last: bool) -> FloatArray:
+    def ends(self, stage: StageMapping, first: bool, last: bool) -> Floats:
         """Return the bytes of embedding and head, if the stage has them."""
         total: Any = np.zeros(len(self.links))
         layout = stream_layout(self._genes.stream)
@@ -125,7 +125,7 @@ class _StageLoads:
         return np.asarray(total)
 
     def _move(
-        self, total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str,
+        self, total: float, source: Ints, via: Ints, target: Ints, scatter: str,
         gather: str,
     ) -> TransitionCost:  # fmt: skip
         """Return a transition in bytes by link instead of seconds: `walk` only adds them."""
@@ -137,9 +137,7 @@ class _StageLoads:
         gathered: Any = sum(self._gathered(collective, gather) for collective in passes.gather)
         return TransitionCost(reduced, moved, gathered, passes.stored_bytes)
 
-    def _home(
-        self, node: NodeTable, home: str, entries: tuple[int, ...], algorithm: str
-    ) -> FloatArray:
+    def _home(self, node: NodeTable, home: str, entries: tuple[int, ...], algorithm: str) -> Floats:
         """Return the bytes to gather a weight, sum its gradient and re-shard it for passes."""
         assert node.unit is not None
         forward, data, weight = entries
@@ -171,7 +169,7 @@ class _StageLoads:
             total = total + moved(states.reduced, weight, forward) / rounds
         return np.asarray(total)
 
-    def _norm(self) -> FloatArray:
+    def _norm(self) -> Floats:
         """Return the bytes to sum row statistics over dies that cut columns, per pass of a norm."""
         code = self._genes.stream
         parts = parts_of(code, self._digits)
@@ -181,16 +179,16 @@ class _StageLoads:
         algorithm = self._setting.algorithm
         return self._reduced(collective, algorithm) + self._gathered(collective, algorithm)
 
-    def _gathered(self, collective: DigitCollective, algorithm: str) -> FloatArray:
+    def _gathered(self, collective: DigitCollective, algorithm: str) -> Floats:
         halves = pass_messages(self._digits, *collective, self._mesh, algorithm)
         return self._added(message for messages in halves for message in messages)
 
-    def _reduced(self, collective: DigitCollective, algorithm: str) -> FloatArray:
+    def _reduced(self, collective: DigitCollective, algorithm: str) -> Floats:
         """Return a reduce-scatter's bytes: those of an all-gather with every link reversed."""
         gathered = self._gathered(collective, algorithm)
         return gathered[[self._place[b, a] for a, b in self.links]]
 
-    def _added(self, messages: Iterable[LinkMessage]) -> FloatArray:
+    def _added(self, messages: Iterable[LinkMessage]) -> Floats:
         total = np.zeros(len(self.links))
         for message in messages:
             for link in message.route:

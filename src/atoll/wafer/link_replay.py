@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from atoll.answers.wafer import DetailedStep
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import Link, Mesh, both_directions
 from atoll.fabric.mesh_collectives import simulate_exchange, simulate_pass
@@ -69,7 +69,7 @@ def _layer_s(wafer: Wafer, evaluation: MappingCost, number: int, offload_Bps: fl
         return _transition(stage.digits, wafer.mesh, total, source, target, scatter, gather)
 
     def move(
-        total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
+        total: float, source: Ints, via: Ints, target: Ints, scatter: str, gather: str
     ) -> TransitionCost:
         return transition(
             total, stored_layout(source, via), tuple(target.tolist()), scatter, gather

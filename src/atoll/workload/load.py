@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from atoll.base.errors import AtollError, as_path
+from atoll.files.inputs import may_read
 from atoll.files.jsonfile import parse_object, read_object
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.hub import cached_config, cached_models, is_model_id
@@ -51,7 +52,8 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     if text in zoo_names():
         return replace(config_from_hf(zoo_entry(text), f"{text} (zoo)"), name=text)
     try:
-        folder = path.is_dir()
+        reachable = may_read(path)
+        folder = reachable and path.is_dir()
     except OSError as error:  # such as a name longer than the file system allows
         raise AtollError(f"{text[:80]}: cannot be read ({error.strerror})") from None
     if folder:
@@ -62,7 +64,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         raise AtollError(
             f"{text}: an ONNX file is captured first: atoll capture {text} --out model.json"
         )
-    if path.is_file():
+    if reachable and path.is_file():
         contents = read_json(path)
         # A folder is the better name for a file that everyone calls config.json.
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import FIRST_OPTION, Chips, distinct_rows
 from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layout_bounds, roofline
@@ -25,7 +25,7 @@ HBM = 2
 """Column of `chip_rates` with the HBM bandwidth."""
 
 
-def chip_rates(chips: Chips) -> FloatArray:
+def chip_rates(chips: Chips) -> Floats:
     """Return the rates that determine the bounds of each chip, shape (chips, 6): multiply-adds,
     vector operations and HBM bytes per second, fill seconds per output, start seconds per operator,
     and the share of concurrent work that does not overlap.
@@ -47,12 +47,12 @@ def chip_rates(chips: Chips) -> FloatArray:
 
 
 def layer_rooflines(
-    rates: FloatArray,
+    rates: Floats,
     variants: Variants,
     setting: SearchSetting,
     work: OperatorWork,
-    chosen: IntArray | None = None,
-) -> FloatArray:
+    chosen: Ints | None = None,
+) -> Floats:
     """Return lower bounds on the seconds of every pass, shape (rates, layers, 2), where the last
     axis is forward and backward. If `chosen` is given, other variants have zeros.
     """
@@ -86,7 +86,7 @@ class VariantLayoutBounds:
     variants: Variants
     layouts: Layouts
 
-    def step_s(self, pass_s: FloatArray, variant: IntArray) -> FloatArray:
+    def step_s(self, pass_s: Floats, variant: Ints) -> Floats:
         """Return lower bounds on the step time, shape (nodes,), from lower bounds on the passes,
         `pass_s` of shape (nodes, layers, 2)."""
         result = np.full(len(pass_s), np.inf)
@@ -111,7 +111,7 @@ class VariantLayoutBounds:
             block,
         )
 
-    def step_s_of_pairs(self, pass_s: FloatArray, row: IntArray, variant: IntArray) -> FloatArray:
+    def step_s_of_pairs(self, pass_s: Floats, row: Ints, variant: Ints) -> Floats:
         """Return lower bounds on the step time, shape (pairs,), for pairs of a row of `pass_s`,
         shape (rows, all layers, 2), and a variant."""
         ranges = self.variants.layer_ranges
@@ -123,7 +123,7 @@ class VariantLayoutBounds:
             ]
         return self.step_s(node_s, variant)
 
-    def all_variants_s(self, pass_s: FloatArray) -> FloatArray:
+    def all_variants_s(self, pass_s: Floats) -> Floats:
         """Return lower bounds on the step time of every variant, shape (rows, variants), from
         `pass_s` of shape (rows, all layers, 2)."""
         count = len(self.variants.variants)
@@ -132,12 +132,12 @@ class VariantLayoutBounds:
 
 
 def roofline_bounds(
-    rates: FloatArray,
+    rates: Floats,
     memory_bytes: float,
     variants: Variants,
     setting: SearchSetting,
     work: OperatorWork,
-) -> tuple[VariantLayoutBounds, FloatArray]:
+) -> tuple[VariantLayoutBounds, Floats]:
     """Return the layouts for chips with these rates and at most `memory_bytes`, and lower bounds on
     the step time, shape (chips, variants)."""
     distinct, number = distinct_rows(rates)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from atoll.answers.design import PlacementAnswer
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.operator_work import OperatorWork
@@ -130,7 +130,7 @@ def energy_of_work(
     return StepEnergy(parts, step_time_s, devices, tokens)
 
 
-def operator_repeats(variants: Variants) -> FloatArray:
+def operator_repeats(variants: Variants) -> Floats:
     """Return how often one microbatch runs each distinct operator, (variants, operators)."""
     arrays = variants.passes.arrays
     repeats = np.zeros((len(variants.variants), len(variants.passes.keys)))
@@ -142,7 +142,7 @@ def operator_repeats(variants: Variants) -> FloatArray:
     return repeats
 
 
-def variant_traffic(priced: PricedChips, repeats: FloatArray) -> tuple[FloatArray, FloatArray]:
+def variant_traffic(priced: PricedChips, repeats: Floats) -> tuple[Floats, Floats]:
     """Return the HBM and GLB bytes of one microbatch on one device, each of shape (chips,
     variants). Bytes of other buffers are converted to GLB bytes of equal energy.
     """
@@ -170,7 +170,7 @@ def variant_traffic(priced: PricedChips, repeats: FloatArray) -> tuple[FloatArra
 
 
 def variant_work(
-    work: OperatorWork, repeats: FloatArray, traffic: tuple[float, float], chips: Chips, chip: int
+    work: OperatorWork, repeats: Floats, traffic: tuple[float, float], chips: Chips, chip: int
 ) -> VariantWork:
     """Return the chip-independent work, with one chip's HBM and GLB bytes."""
     macs = float(repeats @ work.macs)

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.design import PlacementAnswer
+from atoll.base.arrays import Floats, Ints
 from atoll.base.jit import Kernel
 from atoll.base.kernel_cache import wait_for_kernels
 from atoll.base.stopping import StopCheck, never
@@ -42,8 +42,6 @@ from atoll.schedule.quick import empty_quick
 from atoll.schedule.solve import Effort, solve
 from atoll.workload.graph.layer import predecessors
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 BLOCK = 256
 """Pairs of pass and chip whose operator options are in memory at once, per thread."""
 HALVINGS = 5
@@ -83,13 +81,11 @@ class PricedChips:
     def passes(self) -> PassSet:
         return self.variants.passes
 
-    def schedule_bounds(
-        self, node_chip: IntArray, node_variant: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def schedule_bounds(self, node_chip: Ints, node_variant: Ints) -> tuple[Floats, Floats]:
         """Return fast lower and upper bounds on the passes of nodes, each of shape (nodes, layers,
         2), where the last axis is forward and backward."""
 
-        def fill(start: int, stop: int, chips: IntArray, layers: IntArray, *bounds: Any) -> None:
+        def fill(start: int, stop: int, chips: Ints, layers: Ints, *bounds: Any) -> None:
             both_passes = np.arange(2 * start, 2 * stop)
             passes, pass_chips = (
                 2 * layers[both_passes // 2] + both_passes % 2,
@@ -105,9 +101,7 @@ class PricedChips:
         lower, upper = self._bounds(node_chip, node_variant, fill, 2)
         return lower, upper
 
-    def _quick_bounds(
-        self, node_pass: IntArray, node_chip: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
+    def _quick_bounds(self, node_pass: Ints, node_chip: Ints) -> tuple[Floats, Floats]:
         graphs = self.passes.arrays
         ptr, duration, demand = pass_problems(self.costs, graphs, node_pass, node_chip)
         problems = Problems(
@@ -118,7 +112,7 @@ class PricedChips:
         quick_bounds(0, len(node_pass), problems, quick)
         return quick.lower_s, quick.upper_s
 
-    def floors(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
+    def floors(self, node_chip: Ints, node_variant: Ints) -> Floats:
         """Return lower bounds from critical paths and total work, shape (nodes, layers, 2); faster
         than `schedule_bounds`."""
         begins, every = self.variants.begins, np.arange(len(self.costs.tensor_cores))
@@ -131,8 +125,8 @@ class PricedChips:
         return self._bounds(node_chip, node_variant, fill, 1)[0]
 
     def _bounds(
-        self, node_chip: IntArray, node_variant: IntArray, fill: Kernel, count: int
-    ) -> tuple[FloatArray, ...]:
+        self, node_chip: Ints, node_variant: Ints, fill: Kernel, count: int
+    ) -> tuple[Floats, ...]:
         """Return `count` arrays of bounds, each of shape (nodes, layers, 2). The function
         `fill(start, stop, chips, layers, *bounds)` fills arrays of shape (chip-layer pairs, 2).
         """
@@ -155,7 +149,7 @@ class PricedChips:
         bounds[:, node, position] = pair_bounds[:, number]
         return tuple(bounds)
 
-    def forward_s(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
+    def forward_s(self, node_chip: Ints, node_variant: Ints) -> Floats:
         """Return the shortest durations of the forward operators of each node's blocks, shape
         (nodes, operators). The kinds of blocks follow one another on the operator axis.
         """
@@ -177,7 +171,7 @@ class PricedChips:
             result[rows, : operators_s.shape[1]] = operators_s
         return result
 
-    def _alone_s(self, number: int, chips: IntArray) -> FloatArray:
+    def _alone_s(self, number: int, chips: Ints) -> Floats:
         """Return the shortest durations of the operators of a pass, shape (chips, operators)."""
         parts = [np.zeros((0, int(np.diff(self.passes.arrays.ptr)[number])))]
         for start in range(0, len(chips), BLOCK):
@@ -193,22 +187,22 @@ class PricedChips:
         return np.maximum(shortest, shortest_s(joules, self._left_W[chips]).T)
 
     @cached_property
-    def _operator_J(self) -> FloatArray:
+    def _operator_J(self) -> Floats:
         return operator_J(self.chips, self.costs, self.work)
 
     @cached_property
-    def _left_W(self) -> FloatArray:
+    def _left_W(self) -> Floats:
         """Return the power limit minus the idle power of each chip in watts, shape (chips,)."""
         assert self.setting.limit is not None
         return self.setting.limit.of(self.chips.area_mm2) - resting_W(self.chips)
 
-    def _limited_s(self, layers: IntArray) -> FloatArray:
+    def _limited_s(self, layers: Ints) -> Floats:
         """Return lower bounds on pass seconds from the power limit, shape (layers, 2, chips)."""
         return shortest_s(pass_J(self.passes, self._operator_J, layers), self._left_W)
 
     def pass_bounds(
         self, chip: int, variant: Variant, schedules: Sequence[Schedule]
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[Floats, Floats]:
         """Return lower bounds and makespans of all passes, each of shape (layers, 2): those of the
         schedules, raised to the bound from the power limit."""
         lower = np.array([schedule.lower_bound_s for schedule in schedules]).reshape(-1, 2)
@@ -219,14 +213,14 @@ class PricedChips:
             lower, upper = np.maximum(lower, least_s), np.maximum(upper, least_s)
         return lower, upper
 
-    def operators_s(self, chip: int, variant: Variant) -> FloatArray:
+    def operators_s(self, chip: int, variant: Variant) -> Floats:
         """Return the shortest durations of the blocks' forward operators, shape (operators,)."""
         number = self.variants.variants.index(variant)
         row = self.forward_s(np.array([chip]), np.array([number]))[0]
-        operators_s: FloatArray = row[: variant.facts.operator_count].copy()
+        operators_s: Floats = row[: variant.facts.operator_count].copy()
         return operators_s
 
-    def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> VariantTimes:
+    def times(self, chip: int, variant: Variant, pass_s: Floats) -> VariantTimes:
         """Combine pass times of a variant with its operator times; see `times_of`."""
         return times_of(variant, pass_s, self.operators_s(chip, variant))
 
@@ -234,7 +228,7 @@ class PricedChips:
         self,
         chip: int,
         variant: Variant,
-        pass_s: FloatArray,
+        pass_s: Floats,
         cutoff_s: float = np.inf,
         memory_bytes: float | None = None,
     ) -> Division | None:
@@ -247,7 +241,7 @@ class PricedChips:
         self,
         chip: int,
         variant: Variant,
-        pass_s: FloatArray,
+        pass_s: Floats,
         division: Division,
         memory_bytes: float | None = None,
     ) -> PlacementAnswer:
@@ -335,7 +329,7 @@ class PricedChips:
         return high
 
 
-def times_of(variant: Variant, pass_s: FloatArray, forward_s: FloatArray) -> VariantTimes:
+def times_of(variant: Variant, pass_s: Floats, forward_s: Floats) -> VariantTimes:
     """Return the times of a variant's passes in the form that a placement needs."""
     layers = variant.layers
     end = len(variant.passes)

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, planned_layouts
 from atoll.explore.pricing.workloads import Variant
 from atoll.fabric.network import Network
@@ -24,8 +24,6 @@ from atoll.placement.placer import StepTerms
 from atoll.profile import Profile
 from atoll.step.states import States
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 Row = tuple[float, ...]  # one layout, in the order of the fields of `StepFloors`
 
 
@@ -36,7 +34,7 @@ class PowerLimit:
     W: float = np.inf
     W_per_mm2: float = np.inf
 
-    def of(self, area_mm2: FloatArray) -> FloatArray:
+    def of(self, area_mm2: Floats) -> Floats:
         """Return the limit in watts for dies of these areas."""
         return np.minimum(self.W, self.W_per_mm2 * area_mm2)
 
@@ -94,7 +92,7 @@ class Layouts(NamedTuple):
     """Layouts of all variants as flat arrays for the kernels: those of variant v are rows
     ptr[v]:ptr[v + 1]."""
 
-    ptr: IntArray
+    ptr: Ints
     floors: StepFloors
 
 
@@ -103,7 +101,7 @@ def list_layouts(
     setting: SearchSetting,
     memory_bytes: float,
     hbm_Bps: float,
-    least_layer_s: Sequence[FloatArray],
+    least_layer_s: Sequence[Floats],
 ) -> Layouts:
     """Return the layouts of all variants without those that are slower on every chip.
     `least_layer_s` has lower bounds on each variant's layers on the fastest chip."""
@@ -151,7 +149,7 @@ def _undominated_rows(floors: StepFloors) -> list[Row]:
     return kept_rows
 
 
-def undominated(loads: FloatArray, fixed_s: FloatArray, load_s: float) -> list[int]:
+def undominated(loads: Floats, fixed_s: Floats, load_s: float) -> list[int]:
     """Return the indices of layouts (by ascending loads) that no earlier one dominates on every
     chip whose largest load is at least `load_s`: a step takes loads * (largest load) + fixed_s.
     """

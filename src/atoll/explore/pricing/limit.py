@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import FIRST_OPTION, Chips
 from atoll.cost.table import PassSet
 from atoll.cost.table_kernels import Costs
@@ -25,10 +25,10 @@ from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_at, template
 
 def computed_J(
     chips: Chips,
-    macs: FloatArray,
-    vector_ops: FloatArray,
-    link_bytes: FloatArray,
-) -> FloatArray:
+    macs: Floats,
+    vector_ops: Floats,
+    link_bytes: Floats,
+) -> Floats:
     """Return the joules of work on each chip, without HBM and shared buffers, (works, chips)."""
     energy = energy_at(chips.template, chips.process_nm)
     configs, config = chips.tensor_configs, chips.tensor_config[:, FIRST_OPTION]
@@ -38,13 +38,13 @@ def computed_J(
     return np.asarray(_square(chips) * joules + link_bytes[:, None] * energy.link_J_per_byte)
 
 
-def _square(chips: Chips) -> FloatArray:
+def _square(chips: Chips) -> Floats:
     """Return the squared voltage of each chip at its clock, relative to the energy model."""
     voltage = chips.template.voltage
     return np.ones(len(chips)) if voltage is None else voltage(chips.clock_Hz) ** 2
 
 
-def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
+def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> Floats:
     """Return the joules of each operator on its most cores, shape (operators, chips)."""
     energy, levels = energy_at(chips.template, chips.process_nm), chips.template.levels
     widest = (costs.tensor_count > 0).sum(axis=1) - 1
@@ -65,7 +65,7 @@ def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
     return operator_joules + computed_J(chips, work.macs, work.vector_ops, work.link_bytes)
 
 
-def pass_J(passes: PassSet, operator_J: FloatArray, layers: IntArray) -> FloatArray:
+def pass_J(passes: PassSet, operator_J: Floats, layers: Ints) -> Floats:
     """Return the joules of both passes of these layers, shape (layers, 2, chips)."""
     joules = np.zeros((len(layers), 2, operator_J.shape[1]))
     ptr, op = passes.arrays.ptr, passes.arrays.op
@@ -77,7 +77,7 @@ def pass_J(passes: PassSet, operator_J: FloatArray, layers: IntArray) -> FloatAr
     return joules
 
 
-def resting_W(chips: Chips) -> FloatArray:
+def resting_W(chips: Chips) -> Floats:
     """Return the idle power of one device of each chip, shape (chips,)."""
     energy = template_energy(chips.template)
     return np.asarray(
@@ -85,7 +85,7 @@ def resting_W(chips: Chips) -> FloatArray:
     )
 
 
-def shortest_s(joules: FloatArray, left_W: FloatArray) -> FloatArray:
+def shortest_s(joules: Floats, left_W: Floats) -> Floats:
     """Return joules / left_W, infinite where no power is left."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(left_W > 0.0, joules / left_W, np.inf)
@@ -96,9 +96,9 @@ def step_floors_s(
     variants: Variants,
     setting: SearchSetting,
     work: OperatorWork,
-    repeats: FloatArray,
-    rest_W: FloatArray | None = None,
-) -> FloatArray:
+    repeats: Floats,
+    rest_W: Floats | None = None,
+) -> Floats:
     """Return lower bounds on the step seconds for any layout, shape (chips, variants). `rest_W`
     overrides the idle power.
     """

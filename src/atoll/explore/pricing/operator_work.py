@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.cost.table import OperatorKey, link_s
 from atoll.cost.vector import operations_per_element
 from atoll.fabric.network import Network
@@ -16,15 +16,15 @@ from atoll.fabric.network import Network
 class OperatorWork:
     """Work of the distinct operators of a pass set, arrays of shape (operators,)."""
 
-    macs: FloatArray
+    macs: Floats
     """Multiply-adds, without masked tiles."""
-    vector_ops: FloatArray
-    bytes: FloatArray
-    link_bytes: FloatArray
-    link_s: FloatArray
-    outputs: FloatArray
+    vector_ops: Floats
+    bytes: Floats
+    link_bytes: Floats
+    link_s: Floats
+    outputs: Floats
     """Output elements of the matrix products, without masked ones."""
-    starts: FloatArray
+    starts: Floats
     """1, or 0 for collectives, whose latency is part of the network model."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.cost.chips import Chips
 from atoll.fabric.topology import parse_linked_network
@@ -34,23 +34,23 @@ class Per:
 
     name: str
     unit: str
-    device: Callable[[DesignSpace, Hbm, Prices], FloatArray]
+    device: Callable[[DesignSpace, Hbm, Prices], Floats]
     """Function that returns the quantity of each design of a space with an HBM."""
     priced: bool = True
     """Whether prices are needed, which only templates with a process have."""
 
 
-def _usd(space: DesignSpace, hbm: Hbm, prices: Prices) -> FloatArray:
+def _usd(space: DesignSpace, hbm: Hbm, prices: Prices) -> Floats:
     process_nm = space.columns.get("process_nm", space.template.process_nm)
     assert process_nm is not None
     return device_usd(space.area_with(hbm), process_nm, hbm.capacity_bytes, prices)
 
 
-def _watts(space: DesignSpace, hbm: Hbm, prices: Prices) -> FloatArray:
+def _watts(space: DesignSpace, hbm: Hbm, prices: Prices) -> Floats:
     return space.peak_power_with(hbm)
 
 
-def _owned(space: DesignSpace, hbm: Hbm, prices: Prices) -> FloatArray:
+def _owned(space: DesignSpace, hbm: Hbm, prices: Prices) -> Floats:
     return ownership_usd(_usd(space, hbm, prices), space.peak_power_with(hbm), prices)
 
 
@@ -90,7 +90,7 @@ class Price:
     devices: int
     prices: Prices = USUAL_PRICES
 
-    def of_designs(self, space: DesignSpace, hbm: Hbm) -> FloatArray:
+    def of_designs(self, space: DesignSpace, hbm: Hbm) -> Floats:
         """Return the price of every design of a space with one HBM, shape (designs,)."""
         without = space.template.process_nm is None and "process_nm" not in space.columns
         if self.per.priced and without:
@@ -102,7 +102,7 @@ class Price:
 
     def of_chips(
         self, space: DesignSpace, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
-    ) -> FloatArray:
+    ) -> Floats:
         """Return the prices of chips of a space, each with one memory, shape (chips,)."""
         prices = np.empty(len(chips))
         for number, (hbm,) in enumerate(memories):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 from atoll.executors import Crew, TaskCall
 from atoll.explore.proof.tasks import ChipTask, place_chips
 from atoll.explore.proof.trial import SolvedPlacements
@@ -30,7 +30,7 @@ class Pacer:
         self._size: dict[int, tuple[int, float]] = {}
         self._begun = 0.0
 
-    def pieces(self, tensor_config: IntArray, chips: IntArray) -> list[IntArray]:
+    def pieces(self, tensor_config: Ints, chips: Ints) -> list[Ints]:
         """Divide chips into pieces for the workers."""
         if len(chips) == 0:
             return []
@@ -57,9 +57,7 @@ class Pacer:
         self._configs_per_s = measured if old == 0.0 else 0.7 * old + 0.3 * measured
 
 
-def chunks_by_family(
-    tensor_config: IntArray, chips: Sequence[int] | IntArray, target: float
-) -> list[IntArray]:
+def chunks_by_family(tensor_config: Ints, chips: Sequence[int] | Ints, target: float) -> list[Ints]:
     """Divide chips into pieces of about `target` core configurations each.
 
     Chips with the same array, buffer and memory share configurations, which are costed once for a
@@ -68,7 +66,7 @@ def chunks_by_family(
     chosen = np.asarray(chips, np.int64)
     configs = tensor_config[chosen]
     order = np.argsort(configs[:, 0], kind="stable")
-    pieces: list[IntArray] = []
+    pieces: list[Ints] = []
     piece: list[int] = []
     piece_configs: set[int] = set()
     sizes: list[int] = []
@@ -104,7 +102,7 @@ class Speculation:
         self._next = 0
         self._group = 1
 
-    def result(self, chip: int, ranked: IntArray) -> SolvedPlacements | None:
+    def result(self, chip: int, ranked: Ints) -> SolvedPlacements | None:
         """Return what a worker computed for the chip that is next; None when stopped."""
         if self._crew.executor.in_process:
             return {}
@@ -116,7 +114,7 @@ class Speculation:
         placements: SolvedPlacements = answers[position]
         return placements
 
-    def _send(self, ranked: IntArray, until: int) -> None:
+    def _send(self, ranked: Ints, until: int) -> None:
         """Keep the workers busy with the chips that come next."""
         while self._next < len(ranked):
             calls = {id(call) for call, _ in self._sent.values()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
 from atoll.explore.pricing.evaluate import PricedChips
@@ -38,9 +38,7 @@ def check_step(bound_s: float, step_s: float, chip: str, variant: str) -> None:
         )
 
 
-def check_layers(
-    priced: PricedChips, node_chip: IntArray, node_variant: IntArray, upper_s: FloatArray
-) -> None:
+def check_layers(priced: PricedChips, node_chip: Ints, node_variant: Ints, upper_s: Floats) -> None:
     """Raise where the roofline of a layer is above its schedule (nodes, layers, passes)."""
     chips, variants = priced.chips, priced.variants
     pass_s = layer_rooflines(chip_rates(chips), variants, priced.setting, priced.work)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.base.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.hardware.accelerator import Hbm, core_buffer_bytes
 from atoll.hardware.product_space import ProductSpace
@@ -31,22 +31,22 @@ _ANY_ROWS = 1e12  # of a core's buffer: more than any product needs
 class Boxes:
     """One entry per box; `first` and `last` are indices into the sorted lists."""
 
-    first: IntArray  # (boxes, parameters)
-    last: IntArray
-    memory: IntArray
-    lower_s: FloatArray  # (boxes, variants): lower bound on the step time of its chips
-    score: FloatArray
+    first: Ints  # (boxes, parameters)
+    last: Ints
+    memory: Ints
+    lower_s: Floats  # (boxes, variants): lower bound on the step time of its chips
+    score: Floats
     """Upper bound on the score of its chips."""
 
     def __len__(self) -> int:
         return len(self.memory)
 
     @property
-    def points(self) -> IntArray:
+    def points(self) -> Ints:
         """Number of designs per box, whether or not they keep to the limits."""
         return np.asarray(np.prod(self.last - self.first + 1, axis=1))
 
-    def subset(self, chosen: IntArray | BoolArray) -> Boxes:
+    def subset(self, chosen: Ints | Bools) -> Boxes:
         return Boxes(
             self.first[chosen],
             self.last[chosen],
@@ -105,19 +105,19 @@ class SpaceGrid:
         )
         return self._within_limits(boxes)
 
-    def flat(self, places: IntArray) -> IntArray:
+    def flat(self, places: Ints) -> Ints:
         """Return the flat product indices of points (points, parameters)."""
         listed = tuple(order[index] for order, index in zip(self._order, places.T, strict=True))
         return np.asarray(np.ravel_multi_index(listed, self._sizes))
 
-    def designs(self, places: IntArray) -> DesignSpace:
+    def designs(self, places: Ints) -> DesignSpace:
         """Return the designs at these points, ignoring the limits."""
         space = self._space
         return product_points(
             space.name, space.axes, space.hbm_options, space.glb_bandwidth, self.flat(places)
         )
 
-    def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[BoolArray, DesignSpace]]:
+    def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[Bools, DesignSpace]]:
         """Yield, per process, which boxes contain it and their smallest corners in it."""
         axis = self._process
         if axis is None:
@@ -135,7 +135,7 @@ class SpaceGrid:
         """
         corners = self.designs(boxes.last)
         columns = dict(corners.columns)
-        rows: FloatArray | float = _ANY_ROWS
+        rows: Floats | float = _ANY_ROWS
         if self.plain:
             rows = self._rows[tuple(boxes.last[:, self._sides].T)]
         columns["core_buffer_bytes"] = rows * 4.0 * (columns["width"] + columns["depth"])
@@ -143,13 +143,13 @@ class SpaceGrid:
         chips = chips_of_space(corners, profile, by_memory)
         return chips.subset(np.argsort(chips.design))
 
-    def _most_rows(self) -> FloatArray:
+    def _most_rows(self) -> Floats:
         """Return the most rows of a core's buffer over all arrays no wider and no deeper."""
         width, depth = (self._values[i] for i in self._sides)
         rows = [[_rows(int(w), int(d)) for d in depth] for w in width]
         return np.maximum.accumulate(np.maximum.accumulate(np.array(rows), axis=0), axis=1)
 
-    def points(self, box: Boxes) -> IntArray:
+    def points(self, box: Boxes) -> Ints:
         """Return the flat product indices of all points of a single box."""
         ranges = [np.arange(a, b + 1) for a, b in zip(box.first[0], box.last[0], strict=True)]
         places = np.stack([axis.ravel() for axis in np.meshgrid(*ranges, indexing="ij")], axis=1)
@@ -185,15 +185,15 @@ class SpaceGrid:
             within |= in_memory[boxes.memory] & (dense <= limit)
         return boxes.subset(within)
 
-    def differ_in_buffer_only(self, boxes: Boxes) -> BoolArray:
+    def differ_in_buffer_only(self, boxes: Boxes) -> Bools:
         """Return which boxes have a single value of everything but the shared buffer."""
         return np.asarray(~((boxes.first < boxes.last) & ~self.buffer).any(axis=1))
 
-    def have_single_shape(self, boxes: Boxes) -> BoolArray:
+    def have_single_shape(self, boxes: Boxes) -> Bools:
         """Return which boxes have a single value of every fixed parameter."""
         return np.asarray(~((boxes.first < boxes.last) & self.fixed).any(axis=1))
 
-    def _widths(self, boxes: Boxes) -> FloatArray:
+    def _widths(self, boxes: Boxes) -> Floats:
         """Return log(last / first) of every range, reduced for free parameters."""
         widths = np.zeros(boxes.first.shape)
         for i, values in enumerate(self._values):
@@ -224,7 +224,7 @@ class SpaceGrid:
         high[row, axis] = least
         return replace(boxes, last=high)
 
-    def _fits(self, places: IntArray, memory: IntArray) -> BoolArray:
+    def _fits(self, places: Ints, memory: Ints) -> Bools:
         """Return whether points keep to the limits with any option of their memory."""
         if len(places) == 0:
             return np.zeros(0, np.bool_)

@@ -25,6 +25,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.base.stopping import Stop
 from atoll.driver import Progress
 from atoll.executors import Crew, InProcess, TaskCall
@@ -54,9 +55,6 @@ from atoll.hardware.space import DesignSpace
 from atoll.placement.chain import Division
 from atoll.schedule.solve import Effort
 from atoll.step.certificate import relative_gap
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class _BatchMode:
     plans_only: bool = False
     floor: float | None = None
     """Score to beat instead of the incumbent's."""
-    waiting: IntArray | None = None
+    waiting: Ints | None = None
     """Chips left in this phase, including those of the batch."""
 
 
@@ -164,7 +162,7 @@ class Search:
         waiting = 0.0 if self.reserve is None else self.reserve.waiting()
         return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
 
-    def evaluate_all(self, order: IntArray, waiting: IntArray | None = None) -> FloatArray:
+    def evaluate_all(self, order: Ints, waiting: Ints | None = None) -> Floats:
         """Return the scores of these chips with their best layouts, whatever the incumbent is.
 
         Only plans are computed; bounds stay those of the schedules. `waiting` are all chips to be
@@ -174,17 +172,17 @@ class Search:
         self._batch_in_mode(order, _BatchMode("front", True, 0.0, waiting))
         return np.array([self.evaluated_score(int(chip)) for chip in order])
 
-    def evaluate_near(self, order: IntArray, least: float) -> None:
+    def evaluate_near(self, order: Ints, least: float) -> None:
         """Evaluate the chips whose bounds allow a score above `least`."""
         self._batch_in_mode(order, _BatchMode("near", True, least, order))
 
-    def bound_near(self, order: IntArray, least: float) -> None:
+    def bound_near(self, order: Ints, least: float) -> None:
         """Evaluate as `evaluate_near`, and lower the bounds of chips that score at most `least`. A
         chip that scores more may become the incumbent.
         """
         self._batch_in_mode(order, _BatchMode("near", False, least, order))
 
-    def _batch_in_mode(self, order: IntArray, mode: _BatchMode) -> None:
+    def _batch_in_mode(self, order: Ints, mode: _BatchMode) -> None:
         """Evaluate a batch in another mode than against the incumbent."""
         self.mode = mode
         self.batch(order)
@@ -199,7 +197,7 @@ class Search:
         elif self._score_of_plans(chip, plans) > self.evaluated_score(chip):
             self.finish(chip, key, ChipEvaluation(self.frontier.lower_s[chip], plans))
 
-    def inherit(self, source: Search, position: IntArray) -> None:
+    def inherit(self, source: Search, position: Ints) -> None:
         """Copy bounds and plans of a search with the same variants, whose chip i is chip
         `position[i]` of this search, with the same memory, or absent (-1).
         """
@@ -221,7 +219,7 @@ class Search:
         nearest = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1).tolist()
         return {i: int(order[k]) for i, k in zip(ids, nearest, strict=True) if ordered[k] == i}
 
-    def forget(self, chips: IntArray) -> None:
+    def forget(self, chips: Ints) -> None:
         """Drop the plans of chips that a strategy did not visit in the end."""
         self.frontier.stage[chips] = 0
         for chip in chips:
@@ -247,7 +245,7 @@ class Search:
             return self.mode.floor
         return self.score * (1.0 + self.tolerance)
 
-    def cutoff_s(self, chips: IntArray) -> FloatArray:
+    def cutoff_s(self, chips: Ints) -> Floats:
         """Return, for a single model, step times that would not improve the incumbent enough."""
         price = self.frontier.price
         least = np.inf
@@ -272,7 +270,7 @@ class Search:
 
     # --- Batches --------------------------------------------------------------------------------
 
-    def batch(self, order: IntArray) -> None:
+    def batch(self, order: Ints) -> None:
         """Compute schedule bounds of chips, then placements where these allow a better score."""
         number = self.batches
         self.batches += 1
@@ -287,7 +285,7 @@ class Search:
         if not self.stop():
             self._place_chips(order[np.argsort(-self.scores[order], kind="stable")], nodes)
 
-    def _open(self, order: IntArray) -> NDArray[np.bool_]:
+    def _open(self, order: Ints) -> NDArray[np.bool_]:
         """Return which (chip, variant) pairs could still be part of a better design."""
         lower = self.frontier.lower_s[order]
         cutoff_s = self.cutoff_s(order)[:, None]
@@ -295,7 +293,7 @@ class Search:
 
     def _bound(
         self,
-        order: IntArray,
+        order: Ints,
         open_: NDArray[np.bool_],
         nodes: dict[int, ChipNodes],
         record: int | None,
@@ -304,7 +302,7 @@ class Search:
         frontier = self.frontier
         position = {int(chip): i for i, chip in enumerate(order)}
 
-        def call(piece: IntArray) -> TaskCall:
+        def call(piece: Ints) -> TaskCall:
             local_rows = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
@@ -323,7 +321,7 @@ class Search:
                 ids = frontier.ids[piece]
                 self.journal.put_bounds(record, ids, bounded.lower_s, self.scores[piece])
 
-    def _place_chips(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
+    def _place_chips(self, ranked: Ints, nodes: dict[int, ChipNodes]) -> None:
         """Place chips one after another, always against the current incumbent."""
         in_advance = Speculation(self.crew, self._worth_placing, lambda c: self._task(c, nodes))
         design, waiting = self.frontier.chips.design, self.mode.waiting
@@ -386,7 +384,7 @@ class Search:
         chip: int,
         v: int,
         division: Division,
-        pass_s: FloatArray,
+        pass_s: Floats,
         traffic: tuple[float, float],
         effort: Effort,
         limit_s: float | None = None,
@@ -426,12 +424,12 @@ class Search:
         if not self.mode.plans_only:
             self.accept(chip, self.evaluated_score(chip))
 
-    def _set_row(self, chip: int, row: FloatArray, stage: int) -> None:
+    def _set_row(self, chip: int, row: Floats, stage: int) -> None:
         self.frontier.lower_s[chip] = row
         self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
         self.scores[chip] = self.rule.scores(row[None, :])[0] / self.frontier.price[chip]
 
-    def designs_of(self, chips: IntArray | NDArray[np.bool_]) -> int:
+    def designs_of(self, chips: Ints | NDArray[np.bool_]) -> int:
         """Count the designs of chips; a chip is a design with a memory."""
         return len(np.unique(self.frontier.chips.design[chips]))
 

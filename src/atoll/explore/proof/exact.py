@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.base.errors import InfeasibleError
 from atoll.executors import TaskCall
 from atoll.explore.proof.bound_checks import ROUNDING, check_step, chip_name
@@ -87,7 +87,7 @@ def begin(search: Search, space: ProductSpace) -> None:
         search.batch(np.array(list(search.bring([best]).values()), np.int64))
 
 
-def _about(values: FloatArray, value: float, factor: float) -> IntArray:
+def _about(values: Floats, value: float, factor: float) -> Ints:
     """Return the indices of a value, its neighbours, value / factor and value * factor."""
     index, *scaled = np.searchsorted(values, [value, value / factor, value * factor])
     return np.unique(np.clip([index - 1, index, index + 1, *scaled], 0, len(values) - 1))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import Chips, join_chips
 from atoll.explore.proof.journal import EvaluatedPlan
 
@@ -17,16 +17,16 @@ class Frontier:
     """Chips with their bounds and evaluated plans."""
 
     chips: Chips
-    ids: IntArray
+    ids: Ints
     """Chip numbers in the complete space, which never change."""
-    lower_s: FloatArray  # (chips, variants): lower bound on the step time
-    price: FloatArray
+    lower_s: Floats  # (chips, variants): lower bound on the step time
+    price: Floats
     """Divisor of a chip's throughput; ones without a price."""
     stage: NDArray[np.int8]
     """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
     plans: dict[int, dict[int, EvaluatedPlan]] = field(default_factory=dict)  # by chip, model
 
-    def subset(self, chips: IntArray) -> Frontier:
+    def subset(self, chips: Ints) -> Frontier:
         """Return these chips, renumbered."""
         position = {int(old): new for new, old in enumerate(chips)}
         return Frontier(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.energy import StepEnergy
 from atoll.schedule.solve import Effort
@@ -22,7 +22,7 @@ class EvaluatedPlan:
 
     step_time_s: float
     variant: int
-    pass_s: FloatArray
+    pass_s: Floats
     pp: int
     dp: int
     energy: StepEnergy
@@ -47,18 +47,18 @@ class EvaluationKey:
 class ChipEvaluation:
     """A finished evaluation: the chip's bounds and plans after it."""
 
-    lower_s: FloatArray
+    lower_s: Floats
     plans: Mapping[int, EvaluatedPlan]
 
 
 class Journal:
     """Keeps a search's evaluations; this base class keeps nothing."""
 
-    def bounds(self, batch: int) -> Mapping[int, FloatArray]:
+    def bounds(self, batch: int) -> Mapping[int, Floats]:
         """Return the recorded bounds of a batch, by chip."""
         return {}
 
-    def put_bounds(self, batch: int, chips: IntArray, rows: FloatArray, scores: FloatArray) -> None:
+    def put_bounds(self, batch: int, chips: Ints, rows: Floats, scores: Floats) -> None:
         """Record schedule bounds of chips."""
 
     def evaluation(self, key: EvaluationKey) -> ChipEvaluation | None:

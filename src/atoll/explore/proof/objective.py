@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.registry import Registry
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.price import Price
@@ -20,22 +20,22 @@ class Aim:
     """Combines the throughputs of several models into a score."""
 
     name: str
-    score: Callable[[FloatArray, FloatArray], FloatArray]
+    score: Callable[[Floats, Floats], Floats]
     """Score from samples per second (chips, models) and the models' weights. It must never fall
     where a model is faster: bounds on step times then bound it."""
     relative: bool = True
     """Whether samples per second are divided by those of the reference chip."""
 
 
-def _mean(samples: FloatArray, weights: FloatArray) -> FloatArray:
+def _mean(samples: Floats, weights: Floats) -> Floats:
     return np.asarray(samples.mean(axis=1))
 
 
-def _weighted(relative: FloatArray, weights: FloatArray) -> FloatArray:
+def _weighted(relative: Floats, weights: Floats) -> Floats:
     return np.asarray(relative @ weights / weights.sum())
 
 
-def _worst(relative: FloatArray, weights: FloatArray) -> FloatArray:
+def _worst(relative: Floats, weights: Floats) -> Floats:
     return np.asarray(relative.min(axis=1))
 
 
@@ -69,13 +69,13 @@ class Objective:
 
     def prices(
         self, space: DesignSpace, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
-    ) -> FloatArray:
+    ) -> Floats:
         """Return the divisor of every chip's throughput."""
         if self.price is None:
             return np.ones(len(chips))
         return self.price.of_chips(space, chips, memories)
 
-    def scores(self, times_s: FloatArray) -> FloatArray:
+    def scores(self, times_s: Floats) -> Floats:
         """Return the scores of step times (chips, models), before prices."""
         with np.errstate(divide="ignore"):
             samples = np.array(self.batches) / times_s

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.base.errors import InfeasibleError
 from atoll.base.stopping import Stop, check_stop
 from atoll.cost.chips import Chips, chips_of_space, distinct_rows, losses
@@ -31,9 +32,6 @@ from atoll.explore.proof.tasks import SearchContext, raise_by_floors
 from atoll.explore.proof.trial import Rule
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 PIECE_BOXES = 1024
 """Boxes that are halved at once, to limit the memory for their corners' costs."""
@@ -105,7 +103,7 @@ class Reserve:
         """Pairs of point and memory that were ruled out with their boxes, by rule."""
         pairs = self.points * len(self._memories)
         self.ruled_out["limits"] = pairs - int(self.root_boxes.points.sum())
-        self.scheduled: list[IntArray] = []
+        self.scheduled: list[Ints] = []
         """Designs that left memory after their schedule bound."""
 
     def first_frontier(self) -> Frontier:
@@ -147,8 +145,8 @@ class Reserve:
         return int(self._boxes.points[self._boxes.score > threshold].sum())
 
     def admit(
-        self, frontier: Frontier, scores: FloatArray, threshold: float, size: int
-    ) -> tuple[Frontier, IntArray] | None:
+        self, frontier: Frontier, scores: Floats, threshold: float, size: int
+    ) -> tuple[Frontier, Ints] | None:
         """Load the chips that may be among the `size` best not yet bounded; drop those ruled out.
 
         Returns the new frontier and the old chips' positions in it (-1: dropped); None where
@@ -177,7 +175,7 @@ class Reserve:
                 scores = np.concatenate([scores, added_scores])
         return frontier, moved
 
-    def _wanted(self, frontier: Frontier, scores: FloatArray, threshold: float, size: int) -> float:
+    def _wanted(self, frontier: Frontier, scores: Floats, threshold: float, size: int) -> float:
         """Return the score above which a chip is among the next `size`."""
         waiting = scores[(frontier.stage == 0) & (scores > threshold)]
         if len(waiting) < size:
@@ -231,7 +229,7 @@ class Reserve:
     def _by_memory(self) -> bool:
         return self.context.rule.objective.by_memory
 
-    def _open(self, rows: FloatArray, price: FloatArray, threshold: float) -> NDArray[np.bool_]:
+    def _open(self, rows: Floats, price: Floats, threshold: float) -> NDArray[np.bool_]:
         """Return which (box, variant) pairs could still be part of a better design."""
         if len(self.context.rule.by_model) > 1:
             return np.isfinite(rows)
@@ -239,7 +237,7 @@ class Reserve:
             scores = self.context.rule.objective.scores(rows.reshape(-1, 1)).reshape(rows.shape)
         return np.asarray(scores / price[:, None] > threshold)
 
-    def _raise_by_rooflines(self, chips: Chips, rows: FloatArray, open_: NDArray[np.bool_]) -> None:
+    def _raise_by_rooflines(self, chips: Chips, rows: Floats, open_: NDArray[np.bool_]) -> None:
         """Raise the open bounds to the rooflines of the corners."""
         context = self.context
         rates, number = distinct_rows(chip_rates(chips))
@@ -251,7 +249,7 @@ class Reserve:
         step_s = context.layouts.step_s_of_pairs(pass_s, *pairs.T)
         rows[box, variant] = np.maximum(rows[box, variant], step_s[place])
 
-    def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: FloatArray) -> None:
+    def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: Floats) -> None:
         """Raise bounds by the limit on power: the largest arrays move the fewest bytes, the lowest
         clock has the least voltage, the smallest corner the least idle power, and the largest the
         most area to cool it.
@@ -268,11 +266,11 @@ class Reserve:
         least_s = self._power_floors_s(frugal, idle_W)
         np.maximum(rows, least_s, out=rows)
 
-    def _power_floors_s(self, chips: Chips, idle_W: FloatArray | None = None) -> FloatArray:
+    def _power_floors_s(self, chips: Chips, idle_W: Floats | None = None) -> Floats:
         c = self.context
         return step_floors_s(chips, c.variants, c.setting, c.work, c.repeats, idle_W)
 
-    def _least_prices(self, boxes: Boxes) -> FloatArray:
+    def _least_prices(self, boxes: Boxes) -> Floats:
         """Return the prices of the smallest corners in every box's cheapest process: prices grow
         with every parameter but the process, as finer wafers cost more.
         """
@@ -325,7 +323,7 @@ class Reserve:
         stage = np.zeros(len(wanted), np.int8)
         return frontier.joined(Frontier(chips, chip_numbers[wanted], lower_s, price[wanted], stage))
 
-    def chips_at(self, flat: IntArray) -> tuple[Chips, IntArray, FloatArray] | None:
+    def chips_at(self, flat: Ints) -> tuple[Chips, Ints, Floats] | None:
         """Return the chips at these points that satisfy the constraints, their ids and prices."""
         space, places = self._space.designs(flat)
         if len(space) == 0:
@@ -336,6 +334,6 @@ class Reserve:
         return chips, chip_ids(chips, len(self._memories)), price
 
 
-def chip_ids(chips: Chips, memories: int) -> IntArray:
+def chip_ids(chips: Chips, memories: int) -> Ints:
     """Return permanent chip numbers, from design and memory."""
     return np.asarray(chips.design * memories + chips.memory)

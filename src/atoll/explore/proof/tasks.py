@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.base.stopping import Stop
 from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
@@ -28,9 +29,6 @@ from atoll.placement.chain import Division
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
 class SearchContext:
@@ -41,7 +39,7 @@ class SearchContext:
     rule: Rule
     work: OperatorWork
     layouts: VariantLayoutBounds
-    repeats: FloatArray
+    repeats: Floats
     """(variants, operators): runs of every distinct operator per microbatch."""
     stop: Stop
 
@@ -52,12 +50,12 @@ class ChipNodes:
 
     memory_bytes: float
     hbm_Bps: float
-    variant: IntArray
-    lower_s: FloatArray  # (nodes, layers, forward and backward): lower bound
-    upper_s: FloatArray  # the same: time of a schedule
-    forward_s: FloatArray  # (nodes, operators of the blocks' forward passes)
-    hbm_bytes: FloatArray  # (nodes,): per microbatch on a device
-    glb_bytes: FloatArray
+    variant: Ints
+    lower_s: Floats  # (nodes, layers, forward and backward): lower bound
+    upper_s: Floats  # the same: time of a schedule
+    forward_s: Floats  # (nodes, operators of the blocks' forward passes)
+    hbm_bytes: Floats  # (nodes,): per microbatch on a device
+    glb_bytes: Floats
 
     def position(self, variant: int) -> int:
         return int(np.flatnonzero(self.variant == variant)[0])
@@ -67,14 +65,14 @@ class ChipNodes:
 class BoundedChips:
     """Chips after the schedule bound."""
 
-    lower_s: FloatArray
+    lower_s: Floats
     """(chips, variants): lower bound on the step time."""
     nodes: dict[int, ChipNodes]
     """By position: the chips that could still become the best."""
 
 
 def raise_by_floors(
-    context: SearchContext, chips: Chips, rows: FloatArray, open_: NDArray[np.bool_]
+    context: SearchContext, chips: Chips, rows: Floats, open_: NDArray[np.bool_]
 ) -> None:
     """Raise the open nodes' bounds to the floors of their operators, which the cost model computes
     without a mapping search. They also hold for chips with the same cores and arrays and no more
@@ -91,10 +89,10 @@ def raise_by_floors(
 def bound_chips(
     context: SearchContext,
     chips: Chips,
-    rows: FloatArray,
+    rows: Floats,
     open_: NDArray[np.bool_],
-    threshold: FloatArray,
-    cutoff_s: FloatArray,
+    threshold: Floats,
+    cutoff_s: Floats,
 ) -> BoundedChips:
     """Compute operator costs and schedule bounds of the open nodes, cheap ones first, each only for
     nodes still open. A chip must score above its threshold (before its price); with one model its
@@ -104,7 +102,7 @@ def bound_chips(
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     rows = rows.copy()
 
-    def hopeful(least_s: FloatArray) -> NDArray[np.bool_]:
+    def hopeful(least_s: Floats) -> NDArray[np.bool_]:
         """Raise the bounds by these layer times; return which nodes are still open."""
         step_s = context.layouts.step_s(least_s, variant)
         rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
@@ -149,13 +147,13 @@ class _Nodes:
     """Pairs of a chip and a variant, numbered within `priced`."""
 
     priced: PricedChips
-    repeats: FloatArray
-    chip: IntArray
-    variant: IntArray
+    repeats: Floats
+    chip: Ints
+    variant: Ints
 
     @staticmethod
     def of(
-        context: SearchContext, chips: Chips, chip: IntArray, variant: IntArray, *,
+        context: SearchContext, chips: Chips, chip: Ints, variant: Ints, *,
         floors: bool = False,
     ) -> _Nodes:  # fmt: skip
         # Most variants are ruled out on all these chips: their operators are not priced.
@@ -169,7 +167,7 @@ class _Nodes:
     def subset(self, chosen: NDArray[np.bool_]) -> _Nodes:
         return replace(self, chip=self.chip[chosen], variant=self.variant[chosen])
 
-    def floors(self) -> FloatArray:
+    def floors(self) -> Floats:
         return self.priced.floors(self.chip, self.variant)
 
 
@@ -222,7 +220,7 @@ class SolvedNode:
     """Lower bound on its step time; infinite where nothing fits."""
     division: Division | None
     schedules: Schedules
-    pass_s: FloatArray
+    pass_s: Floats
     hbm_bytes: float
     glb_bytes: float
 
@@ -250,7 +248,7 @@ def solve_node(
 
 
 @lru_cache(maxsize=256)
-def _subset(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, FloatArray]:
+def _subset(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, Floats]:
     """Return a subset of the variants and their operators' repeats, cached for the next chip."""
     subset = variants.part(numbers)
     return subset, operator_repeats(subset)

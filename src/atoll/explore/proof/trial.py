@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import memories
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
@@ -35,7 +35,7 @@ SolvePlacement = Callable[[str, int, float], Division | None]
 class Rule:
     """The scoring of designs from their step times."""
 
-    by_model: tuple[IntArray, ...]
+    by_model: tuple[Ints, ...]
     """Variant numbers by model."""
     objective: Objective
     tolerance: float
@@ -54,7 +54,7 @@ class Rule:
         """Return the HBM options of a space, grouped by bandwidth or separately."""
         return memories(space.hbm_options, setting.profile, self.objective.by_memory)
 
-    def scores(self, rows: FloatArray) -> FloatArray:
+    def scores(self, rows: Floats) -> Floats:
         """Return upper bounds on the scores from bounds (chips, variants), before prices."""
         times = np.column_stack([rows[:, numbers].min(axis=1) for numbers in self.by_model])
         return self.objective.scores(times)
@@ -66,7 +66,7 @@ class Trial:
 
     chip: str
     """Description of the chip."""
-    lower_s: FloatArray  # (variants,): lower bound on the step time
+    lower_s: Floats  # (variants,): lower bound on the step time
     best_step_s: Mapping[int, float]
     """Step time of the best plan so far on this chip, by model."""
     score: float
@@ -81,7 +81,7 @@ class Trial:
 class TrialPlacements:
     """The bounds and placements of a trial."""
 
-    lower_s: FloatArray
+    lower_s: Floats
     divisions: Mapping[int, tuple[int, Division]] = field(default_factory=dict)
     """By model: variant and placement of a plan better than the one before."""
 

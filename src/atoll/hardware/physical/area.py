@@ -19,9 +19,10 @@ from functools import reduce
 
 import numpy as np
 
+from atoll.base.arrays import Floats
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
-from atoll.hardware.physical.physical_chip import Columns, Floats
+from atoll.hardware.physical.physical_chip import Columns
 
 _UM2 = 1e-6
 _GB = 1e9

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.template.parameter import Columns
@@ -28,7 +28,7 @@ OPERAND_BYTES = 2
 MOST_PORTS = 2
 
 
-def requested_words(chips: Columns) -> FloatArray:
+def requested_words(chips: Columns) -> Floats:
     """Words that all cores request per clock: one operand per array row and per lane."""
     rows, lanes = (
         np.ceil(np.asarray(chips[name], np.float64) * OPERAND_BYTES / WORD_BYTES)
@@ -37,7 +37,7 @@ def requested_words(chips: Columns) -> FloatArray:
     return np.asarray(chips["tensor_cores"] * rows + chips["vector_cores"] * lanes)
 
 
-def words_served(requested: FloatArray, banks: FloatArray, ports: FloatArray) -> FloatArray:
+def words_served(requested: Floats, banks: Floats, ports: Floats) -> Floats:
     """Expected words served per clock when `requested` words fall into random banks."""
     chance = 1.0 / np.asarray(banks, np.float64)
     idle = (1.0 - chance) ** requested
@@ -46,29 +46,29 @@ def words_served(requested: FloatArray, banks: FloatArray, ports: FloatArray) ->
     return np.asarray((1.0 - idle + second) / chance)
 
 
-def bytes_per_clock(chips: Columns) -> FloatArray:
+def bytes_per_clock(chips: Columns) -> Floats:
     """Bytes that the buffer serves per clock."""
     return WORD_BYTES * words_served(requested_words(chips), chips["banks"], chips["ports"])
 
 
-def port_bytes_per_clock(chips: Columns) -> FloatArray:
+def port_bytes_per_clock(chips: Columns) -> Floats:
     """Bytes per clock that all ports could serve together, which sizes the wires."""
     return np.asarray(chips["banks"] * chips["ports"], np.float64) * WORD_BYTES
 
 
-def single_port_bytes(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
+def single_port_bytes(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
     """Bytes of a buffer with single-port 1 MiB banks of the same area."""
     size = np.asarray(chips["glb_bytes"], np.float64)
     side = np.sqrt(np.asarray(chips["banks"], np.float64) * MIB / size)
     return size * (1.0 + physics.bank_periphery * (side - 1.0)) * _port_area_factor(chips, physics)
 
 
-def energy(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
+def energy(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
     """Energy per byte relative to a single-port bank of 1 MiB."""
     size = np.asarray(chips["glb_bytes"], np.float64) / chips["banks"] / MIB
     return np.asarray((size * _port_area_factor(chips, physics)) ** physics.bank_energy)
 
 
-def _port_area_factor(chips: Columns, physics: Physics) -> FloatArray:
+def _port_area_factor(chips: Columns, physics: Physics) -> Floats:
     """Area relative to a single-port bank."""
     return 1.0 + (np.asarray(chips["ports"], np.float64) - 1.0) * (physics.second_port - 1.0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from atoll.base.arrays import Floats
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
-from atoll.hardware.physical.physical_chip import Floats
 
 WAFER_MM = 300.0
 

@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.hardware.physical.constants import PUBLISHED, Constant, Physics
-
-Floats = NDArray[np.float64]
 
 
 def drawn(constants: Sequence[Constant], count: int, seed: int) -> list[Physics]:

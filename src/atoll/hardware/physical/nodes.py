@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from atoll.base.arrays import Floats
 
 _NODES = np.array([
     # nm, MTr/mm2, bit cell um2, energy over 7 nm, V, $/wafer, defects/cm2

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from atoll.base.arrays import Floats
+
 USUAL_YEAR = 2024.0
 
 

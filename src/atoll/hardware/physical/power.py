@@ -19,10 +19,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from atoll.base.arrays import Floats
 from atoll.hardware.physical.area import area_mm2, total
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
-from atoll.hardware.physical.physical_chip import Columns, Floats
+from atoll.hardware.physical.physical_chip import Columns
 
 _PJ = 1e-12
 _BYTES_PER_EDGE_CELL = 2 + 4

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from atoll.base.arrays import Floats
 from atoll.fabric.topology import Topology
 from atoll.hardware.physical.constants import ranged
 from atoll.hardware.physical.die import die_usd
-from atoll.hardware.physical.physical_chip import Floats
 
 _GIB, _GB = 2.0**30, 1e9
 _HOURS_A_YEAR, _W_PER_KW = 8766.0, 1000.0

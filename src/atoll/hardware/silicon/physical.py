@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
 from atoll.hardware.energy import die_power_W
 from atoll.hardware.physical import banks
@@ -69,7 +69,7 @@ def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Ener
     )
 
 
-def voltage(clock_Hz: FloatArray, physics: Physics = PUBLISHED) -> FloatArray:
+def voltage(clock_Hz: Floats, physics: Physics = PUBLISHED) -> Floats:
     """Voltage relative to nominal, V = t + (1 - t) f, with f the clock relative to nominal."""
     return np.asarray(physics.threshold + (1 - physics.threshold) * clock_Hz / REFERENCE_HZ)
 
@@ -90,9 +90,7 @@ def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -
     )  # fmt: skip
 
 
-def _area_parts(
-    process_nm: float | None, physics: Physics, chips: Columns
-) -> dict[str, FloatArray]:
+def _area_parts(process_nm: float | None, physics: Physics, chips: Columns) -> dict[str, Floats]:
     """Area by part, without HBM interfaces, which belong to the memory."""
     tensor, vector = chips["tensor_cores"], chips["vector_cores"]
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
@@ -126,11 +124,11 @@ def _area_parts(
     }
 
 
-def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> FloatArray:
+def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> Floats:
     return total(_area_parts(process_nm, physics, chips).values())
 
 
-def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArray:
+def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> Floats:
     """Power with arrays and lanes busy, the shared buffer (all ports) at `buffer_share` of its
     bandwidth, and links where they are a parameter."""
     used = {"glb_bandwidth_Bpc": chips["glb_bandwidth_Bpc"] * physics.buffer_share}
@@ -144,14 +142,14 @@ def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArra
     return np.asarray(dynamic_W + moved * 2 * physics.link_pJ_per_bit * _BITS * _PJ)
 
 
-def _bank_energy(physics: Physics, chips: Columns) -> FloatArray:
+def _bank_energy(physics: Physics, chips: Columns) -> Floats:
     """Energy per shared-buffer byte relative to the energy model: banks scaled, wires unchanged."""
     bank_J = SRAM_J_PER_BYTE * nodes(chips["process_nm"]).energy
     usual_J = physical_energy(chips["process_nm"], physics).glb_J_per_byte
     return np.asarray(1.0 + (banks.energy(chips, physics) - 1.0) * bank_J / usual_J)
 
 
-def _edge_mm(physics: Physics, chips: Columns) -> FloatArray:
+def _edge_mm(physics: Physics, chips: Columns) -> Floats:
     """Die edge that links occupy."""
     return np.asarray(chips["link_Bps"] / (1e9 * physics.serdes_GBps_per_mm))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,22 +19,22 @@ class TensorConfigs:
     """Distinct (cores, array, buffers, memory, clock) combinations. HBM's bandwidth and the clock
     are those that the kind of chip reaches (`stalls`)."""
 
-    cores: IntArray
-    width: IntArray
-    depth: IntArray
-    core_buffer_bytes: FloatArray
-    glb_budget_bytes: FloatArray
-    glb_Bps: FloatArray
-    hbm_Bps: FloatArray
-    clock_Hz: FloatArray
-    level_budget_bytes: FloatArray  # (configurations, further levels), the nearest first
-    level_Bps: FloatArray
-    fill_s: FloatArray  # before every round, of a core
-    drained: FloatArray  # share of the outputs' way through the GLB for which cores wait
-    exposed: FloatArray  # of the shorter of cores' and HBM time, what the longer does not hide
+    cores: Ints
+    width: Ints
+    depth: Ints
+    core_buffer_bytes: Floats
+    glb_budget_bytes: Floats
+    glb_Bps: Floats
+    hbm_Bps: Floats
+    clock_Hz: Floats
+    level_budget_bytes: Floats  # (configurations, further levels), the nearest first
+    level_Bps: Floats
+    fill_s: Floats  # before every round, of a core
+    drained: Floats  # share of the outputs' way through the GLB for which cores wait
+    exposed: Floats  # of the shorter of cores' and HBM time, what the longer does not hide
 
     @property
-    def outer_budget_bytes(self) -> FloatArray:
+    def outer_budget_bytes(self) -> Floats:
         """Budget of the buffer next to HBM."""
         return self.level_budget_bytes[:, -1] if self.levels else self.glb_budget_bytes
 
@@ -65,12 +65,12 @@ class ProductShape(NamedTuple):
 class ProductCosts(NamedTuple):
     """Cost of each product on each configuration: arrays (shapes, configurations)."""
 
-    seconds: FloatArray
+    seconds: Floats
     """Maximum of compute and traffic time."""
-    hbm_bytes: FloatArray
-    glb_bytes: FloatArray
+    hbm_bytes: Floats
+    glb_bytes: Floats
     """Through the shared buffer."""
-    level_bytes: FloatArray | None = None
+    level_bytes: Floats | None = None
     """Through further buffers: (shapes, configurations, levels). None: there are none."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import NO_STALLS, Stalls
@@ -44,7 +44,7 @@ class BufferLevels:
     """Buffers between the shared buffer and HBM, the nearest to the cores first."""
 
     names: tuple[str, ...]
-    sizes: Callable[[Columns], tuple[FloatArray, FloatArray]]
+    sizes: Callable[[Columns], tuple[Floats, Floats]]
     """Bytes, and bytes per clock, of each design: (designs, levels)."""
     J_per_byte: tuple[float, ...]
 
@@ -53,8 +53,8 @@ class BufferLevels:
 class Banked:
     """A shared buffer whose bandwidth follows from parameters of the template."""
 
-    bytes_per_clock: Callable[[Columns], FloatArray]
-    energy: Callable[[Columns], FloatArray]
+    bytes_per_clock: Callable[[Columns], Floats]
+    energy: Callable[[Columns], Floats]
     """Energy per byte relative to the energy model."""
 
 
@@ -71,13 +71,13 @@ class ChipTemplate:
     parameters: tuple[Parameter, ...]
     """The first vary slowest in the order of designs. Area, power and every rate grow, or stay as
     they are, with each of them."""
-    area_mm2: Callable[[Columns], FloatArray]
+    area_mm2: Callable[[Columns], Floats]
     """Without HBM's interfaces."""
-    area_parts: Callable[[Columns], Mapping[str, FloatArray]]
+    area_parts: Callable[[Columns], Mapping[str, Floats]]
     """Area by part."""
-    power_W: Callable[[Columns, EnergyModel], FloatArray]
+    power_W: Callable[[Columns, EnergyModel], Floats]
     """Power of cores and buffers, all busy in every clock, and of links that are a parameter."""
-    edge_mm: Callable[[Columns], FloatArray] | None = None
+    edge_mm: Callable[[Columns], Floats] | None = None
     """Die edge used by links, where they are a parameter (`link_Bps`); HBM interfaces need the
     remaining edge."""
     machine: Callable[[Columns], Columns] = _as_they_are
@@ -91,7 +91,7 @@ class ChipTemplate:
     """Energy model at nominal voltage; None: the 7 nm model of `hardware.energy`."""
     energies: Callable[[ArrayLike], EnergyModel] | None = None
     """Energy model by process, where that is a parameter (`process_nm`)."""
-    voltage: Callable[[FloatArray], FloatArray] | None = None
+    voltage: Callable[[Floats], Floats] | None = None
     """Voltage at a clock relative to nominal; None: all designs have one voltage."""
     process_nm: float | None = None
     """Process of the areas; None: no single process, so that chips have no price."""

@@ -40,8 +40,9 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
             raise AtollError(f"{file}: {what} ({name}), which is not modelled")
         disabled.append(f"{name}.")
     zero = args.count("zero_optimization.stage") or 0
+    hosted = zero >= 2 and args.text("zero_optimization.offload_optimizer.device") == "cpu"
     for name in ("cpu", "nvme"):
-        for what in ("param", "optimizer"):
+        for what in ("param", "optimizer")[: 1 if hosted else 2]:
             if chosen.get(f"zero_optimization.offload_{what}.device") == name:
                 raise AtollError(
                     f"{file}: offloads the {what} to {name}, which is not modelled; take "
@@ -76,6 +77,10 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
         "precision": precision,
     }
     fields["overlap"] = _overlap(zero, fields["pp"], overlap)
+    if hosted:  # by DeepSpeed's own Adam for processors
+        fields["flags"] = "host_optimizer"
+    elif args.has("optimizer.params.torch_adam") and not args.has("optimizer.params.fused"):
+        fields["flags"] = "foreach"
     args.has("expert_parallel.enabled")
     if batch:
         fields["batch"] = batch

@@ -15,6 +15,7 @@ from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, li
 TARGET = "deepspeed"
 FILE = "train.py"
 ADAMW: Settings = {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1, "torch_adam": True}
+ADAMW["fused"] = True  # torch's own would loop over lists of tensors
 
 
 def deepspeed(plan: LaunchPlan) -> LaunchFile:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from atoll.base.errors import AtollError
+from atoll.files.inputs import may_read, read_input_text
 from atoll.files.jsonfile import parse_object
 from atoll.files.yamlfile import parse_yaml
 
@@ -21,24 +22,9 @@ class _Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a file, or raise an AtollError."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(most_bytes + 1)
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise AtollError(f"{path}: not a text file") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > most_bytes:
-        raise AtollError(f"{path}: larger than {most_bytes:,} bytes, not a launch file")
-    return text
-
-
 def read_content(path: Path) -> Mapping[str, Any]:
     """Parse a file by its suffix."""
-    text = read_text(path)
+    text = read_input_text(path, MOST_BYTES)
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
@@ -63,7 +49,7 @@ def named_file(file: Path, name: str) -> Path | None:
     for start in folders[: max(ends, default=0) + 1]:
         try:
             path = (start / name).resolve()
-            if path.is_relative_to(start) and path.is_file():
+            if path.is_relative_to(start) and may_read(path) and path.is_file():
                 return path
         except (OSError, ValueError):  # no name of a file
             return None

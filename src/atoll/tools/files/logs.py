@@ -1,30 +1,29 @@
 """Logs of training runs: step times and peak memory, as each framework writes them.
 
 Lines are recognised by their words at any place of a line: time stamps, ranks and colours differ
-from site to site. Only matching lines are stored, so logs of any size can be read.
+from site to site. Only matching lines are stored, so logs of up to 1 GiB can be read.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import IO, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from atoll.base.errors import AtollError
+from atoll.files.inputs import open_input
 
 Pattern = re.Pattern[str]
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-LONGEST_LINE = 2**16
+LONGEST_LINE, MOST_BYTES = 2**16, 2**30
 MOST_STEPS = 10**6
 COUNT = r"\s*([0-9]{1,12})"
 STEPS = (
@@ -221,17 +220,16 @@ def _value(match: re.Match[str]) -> float:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if packed else raw)
-            with io.TextIOWrapper(stream, encoding="utf-8", errors="replace") as text:
-                while line := text.readline(LONGEST_LINE):
-                    yield COLOURS.sub("", line)
-    except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise AtollError(f"{path}: cannot be read ({why})") from None
+    characters = 0
+    with (
+        open_input(path, MOST_BYTES) as file,
+        io.TextIOWrapper(file, encoding="utf-8", errors="replace") as text,
+    ):
+        while line := text.readline(LONGEST_LINE):
+            characters += len(line)
+            if characters > MOST_BYTES:
+                raise AtollError(f"{path}: more than {MOST_BYTES:,} characters; give fewer steps")
+            yield COLOURS.sub("", line)
 
 
 def steady_times(times_s: Sequence[float]) -> tuple[float, ...]:

@@ -15,7 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from atoll.base.errors import AtollError
-from atoll.tools.files.config_files import named_file, read_text
+from atoll.files.inputs import read_input_text
+from atoll.tools.files.config_files import named_file
 from atoll.tools.files.expressions import (
     closing_bracket,
     command_output,
@@ -475,7 +476,7 @@ def read_script(
     path: Path, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
 ) -> Script:
     """Read a script's commands; `environment` sets variables as a shell's would."""
-    text = read_text(path, 4 * MOST_CHARACTERS)  # bytes of a character
+    text = read_input_text(path, 4 * MOST_CHARACTERS)  # bytes of a character
     if UNKNOWN in text:
         raise AtollError(f"{path}: not a text file")
     return follow_script(text, str(path), path.parent, environment, arguments)

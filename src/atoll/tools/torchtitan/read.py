@@ -21,6 +21,8 @@ SCHEDULES = {
     "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
 }  # fmt: skip
 
+OPTIMIZERS = {"fused": "", "foreach": "foreach", "for-loop": "forloop"}
+"""Flags of the optimizer's implementations."""
 LONGEST_SEQUENCE = 131072
 """Tokens: Llama 3.1's limit, above what job files use."""
 
@@ -71,8 +73,12 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     args.text("parallelism.context_parallel_rotate_method")
     if dtype == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
-    if chunks := args.count("loss.num_chunks"):
-        fields["flags"] = f"loss_chunks={chunks}"
+    # Job files (TOML) are of releases without a chunked loss.
+    implementation = args.text("optimizer.implementation") or "fused"
+    if implementation not in OPTIMIZERS:
+        args.used.pop("optimizer.implementation")
+    flags = f"loss_chunks={args.count('loss.num_chunks') or 1}", OPTIMIZERS.get(implementation, "")
+    fields["flags"] = " ".join(filter(None, flags))
     if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
         fields["overlap"] = "grad_reduce param_gather tp_comm"
     if str(args.values.get("optimizer.name", "AdamW")) in ("Adam", "AdamW"):
@@ -132,7 +138,8 @@ def _data_parallel(args: LaunchArguments, tp: int, cp: int, pp: int) -> dict[str
     """
     replicas = args.count("parallelism.data_parallel_replicate_degree") or 1
     sharded = args.number("parallelism.data_parallel_shard_degree")
-    keeps_weights = args.text("parallelism.fsdp_reshard_after_forward") == "never"
+    policy = args.text("parallelism.fsdp_reshard_after_forward") or "default"
+    keeps_weights = policy == "never" or (policy == "default" and pp > 1)
     device_fields = {}
     if sharded is not None and sharded > 0:
         device_fields["devices"] = replicas * int(sharded) * tp * cp * pp

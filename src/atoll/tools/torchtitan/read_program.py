@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
+from atoll.files.inputs import read_input_text
 from atoll.tools.arguments import Launch, UserValues
-from atoll.tools.files.config_files import read_text
+from atoll.tools.files.config_files import MOST_BYTES
 from atoll.tools.files.expressions import evaluate_integer
 from atoll.tools.torchtitan.read import read_torchtitan
 
@@ -23,7 +24,7 @@ LOSS_CHUNKS = 8  # where a chunked loss says no number
 
 def read_program(path: Path, user: UserValues) -> Launch:
     """Read the function that the user names, or the last one, that returns a configuration."""
-    text = read_text(path)
+    text = read_input_text(path, MOST_BYTES)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -52,6 +52,7 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
         },
         "activation_checkpoint": {"mode": RECOMPUTE[plan.layout.recompute]},
         "compile": {"enable": bool(converter)},
+        "loss": {"num_chunks": plan.loss_chunks},
     }
     if flavor not in FLAVORS:
         imports = "from torchtitan.models import llama3\n"
@@ -152,6 +153,11 @@ def _refusals(plan: LaunchPlan) -> Iterator[str]:
         )
     if plan.sequence % (unit := layout.tp * (2 * layout.cp if layout.cp > 1 else 1)):
         yield f"sequence {plan.sequence} must be a multiple of tp x 2 cp = {unit}"
+    if (plan.sequence // layout.cp) % plan.loss_chunks:
+        yield (
+            f"it computes the loss in {plan.loss_chunks} equal parts of a sequence; use a multiple "
+            f"of {plan.loss_chunks * layout.cp} tokens, or --flags loss_chunks=1"
+        )
     if layout.zero == 0 and layout.cp > 1:
         yield "it shards weights over context-parallel ranks; use zero 3, or 1 with a pipeline"
     if layout.etp != (1 if layout.ep > 1 else layout.tp):

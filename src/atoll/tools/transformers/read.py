@@ -46,7 +46,12 @@ CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing",
 ATTENTION = {"flash_attention_2": "flash2", "fa2": "flash2", "disabled": "unfused",
              "flash_attention_3": "flash", "sdpa": "flash",
              "eager": "unfused"}  # fmt: skip
-ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw")
+ADAM = {"adamw_torch_fused": "", "adamw_apex_fused": "", "adamw": "", "adamw_torch": "foreach",
+        "adamw_hf": "forloop"}  # fmt: skip
+"""Flags of optimizers with Adam's states."""
+EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit")
+NESTED = ("bnb_4bit_use_double_quant", "use_bnb_nested_quant", "double_quantization")
+"""Switches of 8-bit scales for 4-bit weights."""
 IMAGES = (
     "vision_model_name_or_path",
     "freeze_vision_tower",
@@ -133,15 +138,19 @@ def _launch(
     microbatch = args.count(BATCH) or fields.get("microbatch") or 1
     accumulation_steps = args.count("gradient_accumulation_steps",
                                 "deepspeed_config.gradient_accumulation_steps") or 1  # fmt: skip
+    sharded = "deepspeed" if deepspeed else "fsdp"
+    hosted = "host_optimizer" if "host_optimizer" in fields.get("flags", "") else ""
     fields |= {
         "microbatch": microbatch,
         "local_batch": microbatch * accumulation_steps,
         "sequence": args.count(*LENGTHS) or model.sequence,
         "recompute": _recompute(args, fields),
         "precision": _precision(args, fields.get("precision")),
-        **_software(args, sharded=fields["zero"] > 0),
-        **_adapters(args),
+        **_software(args, sharded if fields["zero"] > 0 else "eager"),
     }
+    adapters = _adapters(args)
+    flags = fields["flags"], adapters.get("flags", ""), hosted
+    fields |= adapters | {"flags": " ".join(filter(None, flags))}
     if "method" in fields and fields.get("optimizer") == "fp32":
         fields["optimizer"] = "mixed"  # frozen weights stay in 16 bits
     if devices := _devices(args):
@@ -274,7 +283,7 @@ def _precision(args: LaunchArguments, default: str | None) -> str:
         args.has("bf16")
         return "fp8"
     fp16 = args.has("fp16")
-    if args.has("bf16") or mixed in ("bf16", "bfloat16"):
+    if args.has("bf16", "pure_bf16") or mixed in ("bf16", "bfloat16"):
         return "bf16"
     if fp16 or mixed in ("fp16", "float16"):
         return "fp16"
@@ -289,43 +298,62 @@ def _precision(args: LaunchArguments, default: str | None) -> str:
     return default
 
 
-def _software(args: LaunchArguments, sharded: bool) -> dict[str, Any]:
-    """Return stack, attention kernel and flags; accept optimizers with Adam's states."""
+def _software(args: LaunchArguments, modules: str) -> dict[str, Any]:
+    """Return the stack (compiled, or that of eager modules), attention kernel and flags; accept
+    optimizers with Adam's states.
+    """
     compiled = args.has("torch_compile") or (
         (args.text("dynamo_config.dynamo_backend", "dynamo_backend") or "NO").upper() != "NO"
     )
     kernel = args.text("attn_implementation", "flash_attn") or "sdpa"
     if str(args.values.get("packing")).lower() == "true":  # all sequences are full, as assumed
         args.text("packing", "packing_strategy")
-    optimizer = str(args.values.get("optim", "adamw_torch"))
-    if optimizer in ADAM:
+    optimizer = str(args.values.get("optim", "adamw_torch_fused"))
+    if optimizer in (*ADAM, *EIGHT_BITS):
         args.text("optim")
     flags = {
+        ADAM.get(optimizer, ""): True,
         "liger liger_loss": args.has("use_liger_kernel", "use_liger", "enable_liger_kernel"),
         "cp_a2a": SEQUENCE_WIDTHS[1] in args.values,  # Ulysses exchanges heads
     }
     return {
-        "stack": "compiled" if compiled else "fsdp" if sharded else "eager",
+        "stack": "compiled" if compiled else modules,
         "attention": ATTENTION.get(kernel, "flash"),
-        "flags": " ".join(name for name, on in flags.items() if on),
+        "flags": " ".join(name for name, on in flags.items() if on and name),
+        **({"optimizer": "8bit"} if optimizer in EIGHT_BITS else {}),
     }
 
 
 def _adapters(args: LaunchArguments) -> dict[str, Any]:
     """Return LoRA's fields; the default targets are PEFT's for Llama."""
-    quantized = args.has("load_in_4bit", "load_in_8bit", "quantization_bit")
+    quantized = args.has("load_in_4bit") or args.values.get("quantization_bit") in (4, "4")
+    if args.has("load_in_8bit", "quantization_bit") and not quantized:
+        raise AtollError(f"{args.file}: keeps frozen weights in 8 bits, which is not modelled")
     rank = args.count("lora_r", "lora_rank", "lora_dim")
     adapted = args.values.get("finetuning_type") == "lora"
     if not (args.has("use_peft", "only_optimize_lora") or rank or adapted):
         return {}
-    if quantized:
-        raise AtollError(f"{args.file}: keeps frozen weights in 4 or 8 bits, which is not modelled")
     everywhere = "lora_dim" in args.values  # DeepSpeed-Chat's
     target_text = args.text("lora_target_modules", "lora_target", "lora_module_name")
     words = (target_text or "").strip("[]").replace("'", " ").replace(",", " ").split()
     targets = "all" if everywhere or {"all", "all-linear"} & set(words) else "+".join(words)
     return {
         "method": "lora",
+        "flags": _adapter_flags(args, quantized),
         "lora_rank": rank or 16,
         "lora_targets": targets or "q_proj+v_proj",
     }
+
+
+def _adapter_flags(args: LaunchArguments, quantized: bool) -> str:
+    """Return flags of frozen weights and adapters. PEFT keeps adapters beside 16-bit weights in
+    fp32, and multiplies in fp32 unless the Trainer's autocast (bf16, fp16) does not.
+    """
+    args.text("bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "bnb_4bit_quant_storage")
+    if quantized:
+        usual = "quantization_bit" in args.values and not args.off("double_quantization")
+        return "nf4 nested_scales" if args.has(*NESTED) or usual else "nf4"
+    mixed = args.text("mixed_precision") or "no"
+    autocast = args.has("bf16", "fp16") or mixed.lower() != "no"
+    pure = autocast or args.has("pure_bf16") or "deepspeed" in args.used
+    return "" if pure else "fp32_adapters"

@@ -42,6 +42,5 @@ def trl(plan: LaunchPlan) -> LaunchFile:
     notes = (
         "The script trains random weights on random tokens; set WEIGHTS to a model's name or "
         "folder, and DATA to a dataset.",
-        "TRL computes the loss without keeping all logits: it needs less memory than estimated.",
     )
     return LaunchFile(target=TARGET, file=FILE, text=text, notes=notes)

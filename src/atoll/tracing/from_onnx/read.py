@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from atoll.base.errors import AtollError
+from atoll.files.inputs import open_input
 from atoll.tracing.from_onnx.graph import (
     LARGEST_CONSTANT,
     Array,
@@ -25,6 +26,8 @@ from atoll.tracing.from_onnx.graph import (
 
 INSTALL = 'reading an ONNX file needs the onnx package and PyTorch: pip install "atoll[onnx]"'
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+_MOST_BYTES = 2**31
+"""Of one message of protobuf."""
 _LARGEST_COMPARED = 1 << 28
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli",
@@ -45,9 +48,10 @@ def read_graph(path: str | Path) -> OnnxGraph:
     """The file's graph, with everything folded that does not depend on its inputs."""
     onnx = package()
     try:
-        model = onnx.load(str(path), load_external_data=False)
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
+        with open_input(path, _MOST_BYTES) as file:
+            model = onnx.load(file, load_external_data=False)
+    except AtollError:
+        raise
     except Exception:  # protobuf's own, which has no stable name
         raise AtollError(f"{path}: not an ONNX file") from None
     if not model.graph.node:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.base.arrays import Floats, Ints
 from atoll.training.batch.cost_arrays import StagePasses, StateMemory
 from atoll.training.batch.path_bounds import step_bound_s
 from atoll.training.batch.sums import Sums, map_arrays
-from atoll.training.operators.tables import Floats, Ints
 
 SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
 SLACK = 1e-8  # relative excess of memory that may be rounding
@@ -60,15 +60,18 @@ def bounds(sums: Sums) -> tuple[Floats, Floats, Ints]:
     """Return the same with lower bounds on the seconds of pipelines and of choices that are
     bounds themselves, and without choices by stage.
     """
-    memory = sums.state_memory()
-    passes = sums.passes(memory)
+    memory, pipelines = sums.state_memory(), sums.distinct_pipelines()
+    passes = pipelines[0].passes(pipelines[0].state_memory())
     time_s = np.zeros((len(sums.rows), sums.tables.bounds.size + 1))
     for least in (True, False):
         columns = np.flatnonzero(sums.tables.bounds == least)
-        chosen = map_arrays(passes, _columns, columns, columns)
-        time_s[:, columns] = step_bound_s(sums, memory.states, chosen, least=least)
+        if columns.size:
+            chosen = map_arrays(passes, _columns, columns, columns)
+            time_s[:, columns] = step_bound_s(
+                sums, memory.states, chosen, least=least, pipelines=pipelines
+            )
     needed = np.zeros_like(time_s)
-    needed[:, :-1] = sums.max_over_stages(passes.bytes)
+    needed[:, :-1] = sums.max_over_stages(memory.bytes)
     return time_s, needed, np.zeros(0, dtype=np.int64)
 
 

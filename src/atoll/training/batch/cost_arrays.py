@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from atoll.training.operators.tables import Floats
+from atoll.base.arrays import Floats
 
 Triple = tuple[Floats, Floats, Floats]
 """(places, choices): seconds of forward passes, backward passes and weight passes."""

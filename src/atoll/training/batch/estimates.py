@@ -7,7 +7,7 @@ recomputation, and `row` gives one layout by part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
@@ -31,7 +32,7 @@ from atoll.training.memory import (
 )
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.tables import STAGES, Floats, Ints, LayoutTables
+from atoll.training.operators.tables import STAGES, LayoutTables
 from atoll.training.run import Run
 from atoll.training.step import (
     LayerPasses,
@@ -103,6 +104,9 @@ class StageContents(NamedTuple):
     mixes: tuple[tuple[int, ...], ...]
     """Distinct sums over the chunks of a stage."""
     mix_of_stage: Ints
+    chunk_mixes: tuple[tuple[int, ...], ...]
+    """Distinct chunks, where a stage has several."""
+    mix_of_chunk: Ints
 
 
 class PipelineLoad(NamedTuple):
@@ -154,7 +158,7 @@ def make_tables(
     pipes, pipe = _numbered(order, pp, vpp, splits, m)
     divisions, division = _numbered(dp, zero, hsdp, copies, m > copies)
     groups, group = _numbered(dp, pp, zero > 0, hsdp, copies)
-    sides, side = _numbered(outside, split)
+    sides, side = _numbered(outside, split, zero == 3)
     losses, loss = _numbered(order == ORDER_NUMBERS["gpipe"], m)
     shapes = [
         (ORDERS[number], p, v, layouts.blocks(ORDERS[number], p, v, n))
@@ -164,23 +168,19 @@ def make_tables(
     counts = m[pipes].tolist()
     pipelines = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
     mixes, contents, chunk_mixes = _Numbers(), _Numbers(), _Numbers()
-    apart = [pipe.chunks if pipe.chunks.shape[1] > 1 else pipe.chunks[:0] for pipe in stages]
-    chunk_mix = [
-        [chunk_mixes.number(tuple(chunk)) for stage in chunks.tolist() for chunk in stage]
-        for chunks in apart
-    ]
+    chunk_mix = [chunk_mixes.numbers(pipe.chunk_mixes)[pipe.mix_of_chunk] for pipe in stages]
     mix = [
-        np.array([mixes.number((len(pipe.mix_of_stage) == 1, counts)) for counts in pipe.mixes])[
+        mixes.numbers([(len(pipe.mix_of_stage) == 1, counts) for counts in pipe.mixes])[
             pipe.mix_of_stage
         ]
         for pipe in stages
     ]
     # Memory of a stage depends on which kinds of layers it has; logits also on their number.
     headed = [cost.logits_bytes > 0 for cost in costs]
-    content = [
-        contents.number((alone, tuple(n if head else min(n, 1) for n, head in headed_counts)))
+    content = contents.numbers(
+        (alone, tuple(n if head else min(n, 1) for n, head in headed_counts))
         for alone, headed_counts in ((alone, zip(n, headed, strict=True)) for alone, n in mixes)
-    ]
+    )
     content_layers = [
         [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents
     ]
@@ -188,7 +188,14 @@ def make_tables(
     family = first.tp, first.cp, first.ep, first.etp
     side_passes = [
         priced.once(
-            ("passes", id(costs), side.experts_outside, side.schedule in SPLIT, *choices),
+            (
+                "passes",
+                id(costs),
+                side.experts_outside,
+                side.schedule in SPLIT,
+                side.zero == 3,
+                *choices,
+            ),
             partial(_passes, run, side, costs, choices),
         )
         for side in (layouts.layout(i) for i in sides.tolist())
@@ -200,11 +207,11 @@ def make_tables(
         bubbles=np.array([pipe.bubble for pipe in pipelines]),
         chunks=np.array([pipe.chunks.shape[1] for pipe in stages]),
         chunk_starts=np.cumsum([0, *map(len, chunk_mix)])[:-1],
-        chunk_mix=np.array([number for row in chunk_mix for number in row], dtype=np.int64),
+        chunk_mix=np.concatenate(chunk_mix),
         chunk_counts=np.array(list(chunk_mixes), dtype=np.float64).reshape(-1, len(costs)),
         mix=np.concatenate(mix),
         counts=np.array([n for _, n in mixes], dtype=np.float64),
-        content=np.array(content),
+        content=content,
         weighed=np.concatenate([pipe.weighed for pipe in pipelines]),
         peaks=np.concatenate([pipe.peaks for pipe in pipelines]),
         arrivals=np.concatenate([pipe.arrivals for pipe in stages]),
@@ -257,8 +264,8 @@ def make_tables(
 class _Numbers(dict[Any, int]):
     """Keys numbered in order of first use."""
 
-    def number(self, key: Any) -> int:
-        return self.setdefault(key, len(self))
+    def numbers(self, keys: Iterable[Any]) -> Ints:
+        return np.array([self.setdefault(key, len(self)) for key in keys], dtype=np.int64)
 
 
 def _numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
@@ -283,11 +290,13 @@ def _stages(
     structure: Structure, order: str, pp: int, vpp: int, blocks: tuple[int, ...]
 ) -> StageContents:
     chunks = stage_counts(structure, order, pp, vpp, blocks)
-    mixes: dict[tuple[int, ...], int] = {}
-    counts = chunks.sum(axis=1).tolist()
-    mix_of_stage = [mixes.setdefault(tuple(count), len(mixes)) for count in counts]
+    mixes, chunk_mixes = _Numbers(), _Numbers()
+    mix_of_stage = mixes.numbers(map(tuple, chunks.sum(axis=1).tolist()))
+    apart = chunks if chunks.shape[1] > 1 else chunks[:0]
+    mix_of_chunk = chunk_mixes.numbers(tuple(chunk) for stage in apart.tolist() for chunk in stage)
     arriving = np.array(arrivals(order, pp, chunks.shape[1]))
-    return StageContents(chunks, arriving, tuple(mixes), np.array(mix_of_stage))
+    numbered = tuple(mixes), mix_of_stage, tuple(chunk_mixes), mix_of_chunk
+    return StageContents(chunks, arriving, *numbered)
 
 
 @lru_cache(maxsize=16384)

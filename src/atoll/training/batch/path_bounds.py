@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.base.arrays import Floats, Ints
 from atoll.step.orders import ORDERS, TWO_CHUNKS, WEIGHT_DELAY
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts, Triple
 from atoll.training.batch.sums import Sums
-from atoll.training.operators.tables import (
-    COPIES,
-    MICROBATCHES,
-    PIPE,
-    STAGES,
-    Floats,
-)
+from atoll.training.operators.tables import COPIES, MICROBATCHES, PIPE, STAGES
 
 _LATE = np.array([WEIGHT_DELAY.get(order, 0) for order in ORDERS])
 _FIRST = ORDERS.index("1f1b")
@@ -26,25 +21,34 @@ _TWO_CHUNKS = [ORDERS.index(order) for order in TWO_CHUNKS]
 
 
 def step_bound_s(
-    sums: Sums, states: StateCosts, passes: StagePasses, *, least: bool = False
+    sums: Sums,
+    states: StateCosts,
+    passes: StagePasses,
+    *,
+    least: bool = False,
+    pipelines: tuple[Sums, Ints] | None = None,
 ) -> Floats:
     """Return a lower bound on the step; with `least` for all choices whose layers take at least
-    as long, even if one waits less for its host in forward passes.
+    as long, even if one waits less for its host in forward passes. The passes are those of
+    `pipelines` (`Sums.distinct_pipelines`), or of all rows.
     """
+    pipes, number = pipelines or (sums, np.arange(len(sums.rows)))
     stages, chunks = passes.stages, passes.chunks
-    shown_s = (1.0 - sums.stack.overlap.pipeline) * sums.arriving_s.sum(axis=1)
-    busy_s = sums.m * sums.max_over_stages(sum(stages.counted, shown_s[:, None]))
+    shown_s = (1.0 - sums.stack.overlap.pipeline) * pipes.arriving_s.sum(axis=1)
+    busy_s = pipes.m * pipes.max_over_stages(sum(stages.counted, shown_s[:, None]))
     counted = (stages.device, chunks.device) if least else (stages.counted, chunks.counted)
-    passes_s = np.maximum(busy_s, _path_s(sums, *counted))
+    passes_s = np.maximum(busy_s, _path_s(pipes, *counted))
     host_s = passes_s
-    if sums.hosts_apart.any():
-        host_s = sums.m * sums.max_over_stages(sum(stages.host, np.zeros(())))
+    if pipes.hosts_apart.any():
+        host_s = pipes.m * pipes.max_over_stages(sum(stages.host, np.zeros(())))
         if not least:
-            host_s = np.maximum(host_s, _path_s(sums, stages.host, chunks.host))
+            host_s = np.maximum(host_s, _path_s(pipes, stages.host, chunks.host))
     if not least:
-        reduced_s = sums.with_gradients_s(states, passes, passes_s, host_s)
+        after_s, device_s, hosts_s = (part[number] for part in pipes.behind_s(passes))
+        behind_s = after_s, device_s, hosts_s
+        reduced_s = sums.with_gradients_s(states, behind_s, passes_s[number], host_s[number])
         return sums.with_update_s(states, reduced_s)
-    passes_s = np.where(sums.hosts_apart, np.maximum(passes_s, host_s), passes_s)
+    passes_s = np.where(pipes.hosts_apart, np.maximum(passes_s, host_s), passes_s)[number]
     hidden = sums.hidden
     last_s, before_s = states.last_s[:, None], states.before_s[:, None]
     passes_s = passes_s + (1 - hidden) * (last_s + (sums.m - 1) * before_s)

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atoll.base.arrays import Floats, Ints
 from atoll.step.replay import PassTime
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import PARTS, Memory, workspace_bytes
-from atoll.training.operators.tables import COPIES, GROUP, PIPE, SIDE, ZERO, Floats, Ints
+from atoll.training.operators.tables import COPIES, GROUP, PIPE, SIDE, ZERO
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
 SHARDED = PassSeconds._fields.index("sharded_s")
@@ -34,7 +35,7 @@ def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
     parts, wanted = _by_pod(sums, _stage_parts, picks), np.ones((1, 1), dtype=np.bool_)
     paces_s = sums.paces_s(passes, wanted)
     device_s, host_s = (pace_s.item() for pace_s in paces_s)
-    reduced_s = sums.with_gradients_s(states, passes, *paces_s).item()
+    reduced_s = sums.with_gradients_s(states, sums.behind_s(passes), *paces_s).item()
     without_messages = sums.paces_s(passes, wanted, np.zeros_like(sums.message_s))
     alone_s = max(pace_s.item() for pace_s in without_messages)
     slowest = sums.slowest(passes.total_s).item()
@@ -53,7 +54,7 @@ def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
     )
     stages = _stages(sums, states, passes, parts, hosts=host_s > device_s)
     messages_s = tuple((activation, gradient) for activation, gradient in sums.message_s.tolist())
-    return LayoutRow(step, _memory(sums, states, picks), stages, messages_s)
+    return LayoutRow(step, row_memory(sums, states, picks), stages, messages_s)
 
 
 def _by_pod(sums: Sums, stage_values: Callable[..., Floats], *args: Any) -> Floats:
@@ -139,7 +140,8 @@ def _stages(
     )
 
 
-def _memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...]:
+def row_memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...]:
+    """Return the bytes of each stage of one row by part, with these recomputation choices."""
     peaks = _by_pod(sums, _peaks, states, picks)
     weights, optimizer, buffers = states.fixed.T
     parts = np.column_stack([weights, peaks[:, 0], optimizer, peaks[:, 1:], buffers])

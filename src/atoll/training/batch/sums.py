@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.nested import sized_s
 from atoll.step.bubbles import bytes_at_peak
 from atoll.step.layout import ZERO_STAGES
@@ -36,8 +37,6 @@ from atoll.training.operators.tables import (
     STAGES,
     ZERO,
     ContentColumn,
-    Floats,
-    Ints,
     KindColumn,
     LayoutTables,
     PassColumn,
@@ -285,7 +284,8 @@ class Sums:
         """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;
         infinite where it is not `wanted`.
         """
-        reduced_s = self.with_gradients_s(states, passes, *self.paces_s(passes, wanted))
+        paces_s = self.paces_s(passes, wanted)
+        reduced_s = self.with_gradients_s(states, self.behind_s(passes), *paces_s)
         return self.with_update_s(states, reduced_s)
 
     def paces_s(
@@ -310,10 +310,12 @@ class Sums:
         return hidden
 
     def with_gradients_s(
-        self, states: StateCosts, passes: StagePasses, passes_s: Floats, host_s: Floats
+        self, states: StateCosts, behind_s: Triple, passes_s: Floats, host_s: Floats
     ) -> Floats:
-        """Add exposed gradient collectives to all passes, for device and host times."""
-        hidden = self.hidden
+        """Add exposed gradient collectives to all passes, for device and host times. `behind_s` is
+        the result of `behind_s`.
+        """
+        hidden, apart = self.hidden, self.hosts_apart
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
 
         def reduced_s(passes_s: Floats, behind_s: Floats) -> Floats:
@@ -321,14 +323,9 @@ class Sums:
             earlier_s = before_s - hidden * np.minimum(before_s, behind_s)
             return passes_s + (gradient_s + (self.m - 1) * earlier_s)
 
-        slowest = self.slowest(passes.total_s)
-        behind_s = np.take_along_axis(passes.after_forward_s, slowest, axis=0)
-        reduced, apart, stages = reduced_s(passes_s, behind_s), self.hosts_apart, passes.stages
-        if apart.any():  # the slower pace counts
-            device_s = reduced_s(passes_s, self.behind_s(*stages.counted))
-            host_s = reduced_s(host_s, self.behind_s(*stages.host))
-            reduced = np.where(apart, np.maximum(device_s, host_s), reduced)
-        return reduced
+        reduced, device_s, host_s = map(reduced_s, (passes_s, passes_s, host_s), behind_s)
+        # With separate weight passes the slower pace counts.
+        return np.where(apart, np.maximum(device_s, host_s), reduced) if apart.any() else reduced
 
     def with_update_s(self, states: StateCosts, passes_s: Floats) -> Floats:
         """Add accumulation, update and the fixed time of a step."""
@@ -341,11 +338,32 @@ class Sums:
         number = np.arange(len(time_s))[:, None]
         return np.minimum.reduceat(np.where(longest, number, len(time_s)), self.starts, axis=0)
 
-    def behind_s(self, forward: Floats, backward: Floats, weight: Floats) -> Floats:
-        """Return the backward and weight pass of the slowest stage."""
-        back_s = backward + weight
-        slowest = self.slowest(forward + back_s)
-        return np.asarray(np.take_along_axis(back_s, slowest, axis=0))
+    def behind_s(self, passes: StagePasses) -> Triple:
+        """Return (rows, choices): the seconds behind which gradient collectives may hide, the
+        backward passes of the slowest stage; then by its device times and by its host times, where
+        weight passes are separate.
+        """
+        slowest = self.slowest(passes.total_s)
+        after_s = np.take_along_axis(passes.after_forward_s, slowest, axis=0)
+        if not self.hosts_apart.any():
+            return after_s, after_s, after_s
+
+        def backward_s(forward: Floats, backward: Floats, weight: Floats) -> Floats:
+            back_s = backward + weight
+            return np.take_along_axis(back_s, self.slowest(forward + back_s), axis=0)
+
+        return after_s, backward_s(*passes.stages.counted), backward_s(*passes.stages.host)
+
+    def distinct_pipelines(self) -> tuple[Sums, Ints]:
+        """Return sums of one row per distinct pipeline, whose passes take the same time, and the
+        number of each row's pipeline.
+        """
+        rows = self.rows
+        pairs = _distinct(rows[:, SIDE], np.where(rows[:, ZERO] == 3, rows[:, GROUP] + 1, 0))[1]
+        _, first, number = np.unique(
+            _distinct(pairs, rows[:, PIPE])[1], return_index=True, return_inverse=True
+        )
+        return Sums(self.tables, rows[first]), number
 
     @property
     def hosts_apart(self) -> NDArray[np.bool_]:

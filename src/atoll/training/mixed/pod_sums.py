@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from atoll.base.arrays import Floats, Ints
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_per_stage, route
 from atoll.training.batch.choices import figures
@@ -25,7 +26,7 @@ from atoll.training.batch.estimates import LayoutSequence, in_parts, make_tables
 from atoll.training.batch.row import LayoutRow, layout_row
 from atoll.training.batch.sums import Sums
 from atoll.training.operators.layer_prices import LayerPrices
-from atoll.training.operators.tables import GROUP, PIPE, STAGES, Floats, Ints, LayoutTables
+from atoll.training.operators.tables import GROUP, PIPE, STAGES, LayoutTables
 
 
 class PodSums(Sums):

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from atoll.base.errors import AtollError
 from atoll.base.units import format_bandwidth
 from atoll.fabric.network import FabricLevel, Network
-from atoll.files.yamlfile import Bandwidth, Count, FileModel, Seconds, Share, load_yaml
+from atoll.files.yamlfile import Bandwidth, DeviceCount, FileModel, Seconds, Share, load_yaml
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.questions.fields import DeviceName, NetworkName
@@ -24,7 +24,7 @@ class PodFile(FileModel):
     """A number of equal devices."""
 
     device: DeviceName
-    devices: Count
+    devices: DeviceCount
     network: NetworkName | None = None  # the device's
 
 

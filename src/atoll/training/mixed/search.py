@@ -22,6 +22,7 @@ from math import gcd
 
 import numpy as np
 
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.driver import Progress
 from atoll.step.layout import Layout, divisors
@@ -37,14 +38,11 @@ from atoll.training.mixed.pod_sums import (
 )
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import recompute_choices
-from atoll.training.operators.tables import Floats
 from atoll.training.planner.bounds.family_bounds import OPTIMAL, FamilyBounds
 from atoll.training.planner.bounds.sample_bounds import SampleBounds
 from atoll.training.planner.pieces import ROUNDING
 from atoll.training.planner.space import (
     Axes,
-    Bools,
-    Ints,
     LayoutColumns,
     LayoutFamily,
     block_of,

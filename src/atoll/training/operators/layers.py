@@ -51,6 +51,8 @@ class LayerCost:
     expert_parameters: int
     frozen: tuple[float, float]
     """Dense and expert parameters without gradients."""
+    modules: int
+    """Modules with weights: linear layers, norms, embeddings, adapters."""
     boundary_bytes: int
     exchange_bytes: float
     """Bytes that this device sends per all-to-all of tokens; 0 without experts."""
@@ -197,6 +199,7 @@ def _layer_cost(
         parameters=dense,
         expert_parameters=expert // ep,
         frozen=(frozen_dense, frozen_expert / ep),
+        modules=_modules(layer),
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
         experts=expert_count(layer) // ep if routed else 0,
@@ -310,6 +313,12 @@ def _parameters(layer: Layer, frozen: bool) -> tuple[tuple[int, int], tuple[int,
         return sum(sizes.values()) - expert, expert
 
     return count(True), count(False)
+
+
+def _modules(layer: Layer) -> int:
+    """Return the weights of a layer; biases belong to the module of their weight."""
+    weights = [name for name, t in layer.tensors.items() if t.role is Role.WEIGHT]
+    return sum(not name.endswith(".bias") for name in weights)
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:

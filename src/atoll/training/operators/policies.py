@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.cost.pricer import Cost, Pricer, total
 from atoll.placement.recompute import hull_choices
-from atoll.step.layout import HOST
+from atoll.step.layout import HOST, HOSTED_INPUTS
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role
 
@@ -43,6 +43,8 @@ HOSTED_OPERATORS = {
     "moe_act": ("act",),
     "qkv_linear": ("qkv", "q_a", "kv_a"),
 }
+INPUTS_IN_TRANSFER = 2
+"""Blocks whose inputs are on the device on their way to or from the host."""
 DISCARDING = ("layernorm", "mla_up_proj", "moe_act")
 """Modules whose outputs are dropped too, and recomputed before their readers' backward pass
 (Megatron-Core's CheckpointWithoutOutput)."""
@@ -123,13 +125,15 @@ def partial_blocks(
     name: str, blocks: int, block_policies: Mapping[str, PolicyCost]
 ) -> tuple[str, PolicyCost]:
     """Return the mean policy of a stage's blocks where a number of them is recomputed, or keeps its
-    tensors in host memory (except the block in transfer).
+    tensors in host memory (except the block in transfer), or all are recomputed from inputs there.
     """
     policy, _, number = name.partition("@")
     none, full = block_policies["none"], block_policies["full"]
     if policy == HOST:
         host_share = min(1.0, max(0, int(number or 0) - 1) / blocks)
         return name, replace(none, bytes=none.bytes * (1 - host_share))
+    if name == HOSTED_INPUTS:
+        return name, replace(full, bytes=full.bytes * min(1.0, INPUTS_IN_TRANSFER / blocks))
     share = min(1.0, int(number) / blocks)
     kept = none.bytes + share * (full.bytes - none.bytes)
     return name, replace(full, bytes=kept, again=full.again.times(share), share=share)

@@ -8,10 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.training.run import Run
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Columns of `Tables.rows`.
 STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, PIPE, DIVISION, GROUP, SIDE, LOSS = range(10)

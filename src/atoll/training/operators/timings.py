@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.gpu_gemm import Floats
+from atoll.base.arrays import Floats
 
 BETWEEN, TIMED = 1, 2
 Origins = NDArray[np.int64]

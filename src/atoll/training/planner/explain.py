@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.answers.layout import AxisReason
+from atoll.base.arrays import Bools
 from atoll.base.stopping import StoppedError
 from atoll.base.units import format_bytes, format_seconds
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
-from atoll.training.planner.space import Bools
 
 AXES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.step.layout import Layout
 from atoll.step.stages import ChainWork
 from atoll.training.batch.choices import bounds, figures
@@ -27,7 +28,6 @@ from atoll.training.batch.estimates import (
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import recompute_choices
-from atoll.training.operators.tables import Floats, Ints
 from atoll.training.planner.bounds.family_bounds import OPTIMAL, FamilyBounds
 from atoll.training.planner.space import Axes, LayoutColumns, LayoutFamily, block_of, order_of
 from atoll.training.run import Run
@@ -46,9 +46,17 @@ AXES = [field.name for field in fields(Layout) if field.name != "blocks"]
 class PlanPieces:
     """Pieces for the layouts of one run."""
 
-    def __init__(self, run: Run, axes: Axes) -> None:
+    def __init__(
+        self,
+        run: Run,
+        axes: Axes,
+        estimator: Estimator | None = None,
+        below_s: float = np.inf,
+    ) -> None:
         self.run, self.axes = run, axes
-        self.estimator = Estimator(run)
+        self.below_s = below_s
+        """Step seconds that a layout must stay below to be of interest."""
+        self.estimator = estimator or Estimator(run)
         self._lower_bounds = self.estimator.lower_bounds()
         self._floor = FamilyBounds(self._lower_bounds, axes.recompute)
         self._blocks: dict[LayoutFamily, LayoutColumns] = {}
@@ -89,7 +97,8 @@ class PlanPieces:
 
     def _bounds(self, *family: Any) -> tuple[Singles, ...]:
         capacity = self.run.capacity_bytes * (1 + 3 * SINGLE)
-        return tuple(map(_down, self._floor.bounds(self.block(LayoutFamily(*family)), capacity)))
+        block = self.block(LayoutFamily(*family))
+        return tuple(map(_down, self._floor.bounds(block, capacity, self.below_s)))
 
     def least_s(self, block: LayoutColumns, names: Sequence[str]) -> Floats:
         """Return lower bounds on the step seconds of layouts of one variant, shape (layouts,

@@ -13,9 +13,9 @@ from atoll.answers.layout import (
     Exportable,
     LaunchFile,
     LayoutCandidate,
+    UnrestrictedLayout,
     candidates_words,
 )
-from atoll.answers.plan import UnrestrictedLayout
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.notebook import answer_html
 from atoll.base.registry import import_named
@@ -227,21 +227,21 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             for axis in fields(self.axes)
             if (values := getattr(self.axes, axis.name)) != tool.axes.get(axis.name)
         }
+        faster_s = self.fastest.step.time_s * (1 - LEAST_GAIN)
         try:
-            free = replace(self.run, tool=ANY_LAYOUT)
-            space = LayoutSpace(free, Axes(**chosen), stop=self.space.stop)
+            free, axes = replace(self.run, tool=ANY_LAYOUT), Axes(**chosen)
+            pieces = PlanPieces(free, axes, self.space.estimator, faster_s)
+            search = LayoutSpace(free, axes, pieces=pieces, stop=self.space.stop).search(1)
         except StoppedError:
             return None
-        search = space.search(1)
-        fastest, mine_s = search.best, self.fastest.step.time_s
-        if search.stopped or not fastest or fastest[0].step.time_s >= mine_s * (1 - LEAST_GAIN):
+        if search.stopped or not search.best or search.best[0].step.time_s >= faster_s:
             return None
-        layout = fastest[0].layout
+        layout, step_s = search.best[0].layout, search.best[0].step.time_s
         return UnrestrictedLayout(
             layout=str(layout),
             axes=layout,
-            step_time_s=fastest[0].step.time_s,
-            saved=1 - fastest[0].step.time_s / mine_s,
+            step_time_s=step_s,
+            saved=1 - step_s / self.fastest.step.time_s,
             through=_missing_abilities(tool, layout),
         )
 
@@ -342,6 +342,7 @@ def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts) -> Certifi
             REFUSED: fastest_layouts.refused,
         },
         subject=over,
+        doubt="not all arguments are priced" if space.run.not_priced else "",
     )
 
 

@@ -22,12 +22,12 @@ from itertools import chain, islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.driver import Progress
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
-from atoll.training.operators.tables import Floats
 from atoll.training.planner.bounds.family_bounds import OPTIMAL
 from atoll.training.planner.pieces import (
     ROUNDING,
@@ -39,7 +39,7 @@ from atoll.training.planner.pieces import (
     least_call,
     times_call,
 )
-from atoll.training.planner.space import Axes, Bools, Ints, LayoutColumns, families
+from atoll.training.planner.space import Axes, LayoutColumns, families
 from atoll.training.run import Run
 
 LayoutRefusal = Callable[[Layout], str | None]
@@ -242,7 +242,7 @@ class LayoutSpace:
                 stopped = True
             ranked = self._ranked(rows, named, stopped, np.inf if stopped else limit_s)
             best, refusals, estimated, bound_s = self._estimated_in_full(count, ranked)
-            if len(best) == count or limit_s == np.inf or stopped:
+            if len(best) == count or limit_s >= self.pieces.below_s or stopped:
                 return best, refusals, estimated, min(bound_s, limit_s), stopped
             wanted += count - len(best)  # some do not fit because of rounding
 
@@ -298,7 +298,7 @@ class LayoutSpace:
         """
         least_s = self._least_s(named)
         limit_s, best_s = self._limit_s(count, wanted_rows, named)
-        limit_s = max(limit_s, within_s)
+        limit_s = max(min(limit_s, self.pieces.below_s), within_s)
         rest = np.flatnonzero(wanted_rows & self.may_fit & (self.slot < 0) & (least_s < limit_s))
         while True:
             rest = rest[(self.slot[rest] < 0) & (least_s[rest] < limit_s)]
@@ -315,7 +315,7 @@ class LayoutSpace:
             for limit, rows in pair:
                 self._store_times(limit is not None, rows, self._figures(limit, rows))
             limit_s, best_s = self._limit_s(count, wanted_rows, named, limit_s)
-            limit_s = max(limit_s, within_s)
+            limit_s = max(min(limit_s, self.pieces.below_s), within_s)
 
     def _report(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
         """Report the progress of the search over the whole space."""
@@ -346,7 +346,8 @@ class LayoutSpace:
                 slots = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
                 slots = slots[loose_s[slots] < min(limit_s, (1 + NEAR) * lowest_s)]
                 loose_s[slots] = np.inf
-                yield self._rounded_s(limit_s), self.rows[slots]
+                near_s = (1 + BOUND_TOGETHER) * lowest_s
+                yield self._rounded_s(min(limit_s, near_s)), self.rows[slots]
             elif rest.size:
                 rows = self._rows_of_variant(
                     free, least_s, int(rest[least_s[rest].argmin()]), limit_s

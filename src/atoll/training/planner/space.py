@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout, divisors
 from atoll.step.orders import ORDERS
@@ -24,8 +25,6 @@ from atoll.step.stages import ChainWork, splits
 from atoll.training.operators.layer_prices import chain_work
 from atoll.training.run import Run
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 COLUMNS = ("pp", "dp", "vpp", "microbatch", "zero", "hsdp", "schedule", "split")
 """Names of the columns in which layouts of a family differ, other than recomputation."""
 MOST_CONTEXT = 8  # largest cp that is tried by default

@@ -43,11 +43,12 @@ def simplest(space: LayoutSpace, fastest: Estimate, ties: float) -> tuple[Estima
     """
     tied = [(space.layout(*at), at) for at in space.within(fastest.step.time_s * (1 + ties))]
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
-    tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
-    fitting = [estimate for estimate in tried if estimate.fits]
-    roomy = next((estimate for estimate in fitting if not estimate.tight), None)
-    if roomy is None:
+    has_room = space.estimator.has_room
+    simple = next((at for layout, at in tied[:MOST_TRIED] if has_room(layout)), None)
+    if simple is None:
         slower = islice(space.within(fastest.step.time_s * (1 + ROOM)), len(tied), MOST_TRIED)
-        estimates = (space.estimate(*at) for at in slower)
-        roomy = next((e for e in estimates if e.fits and not e.tight), None)
-    return roomy or next(iter(fitting), fastest), len(tied)
+        simple = next((at for at in slower if has_room(space.layout(*at))), None)
+    if simple is not None:
+        return space.estimate(*simple), len(tied)
+    tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
+    return next((estimate for estimate in tried if estimate.fits), fastest), len(tied)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.base.jit import entry, kernel
 
 ROUNDING = 1e-9
@@ -28,14 +28,14 @@ def _layer_bytes(layer_s, curve, prices):
 class SizeArrays(NamedTuple):
     """Bounds of stages of several sizes (`layer_bounds.SizeBound`), by size."""
 
-    layer_s: FloatArray
-    head_s: FloatArray
-    head_bytes: FloatArray
-    embedding_s: FloatArray
-    embedding_bytes: FloatArray
-    prices: FloatArray
-    curves: FloatArray
-    pooled: FloatArray
+    layer_s: Floats
+    head_s: Floats
+    head_bytes: Floats
+    embedding_s: Floats
+    embedding_bytes: Floats
+    prices: Floats
+    curves: Floats
+    pooled: Floats
 
 
 @kernel

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.base.stopping import check_stop
 from atoll.fabric.digits import Digits
 from atoll.hardware.wafer import Wafer
@@ -62,10 +62,10 @@ class SizeBound:
     head_bytes: float
     """Per die, of the head and its loss."""
     embedding_bytes: float
-    prices: FloatArray
-    curves: FloatArray
+    prices: Floats
+    curves: Floats
     """V (depths, prices) of `DEPTHS` and `prices`, for the bytes on the stage's dies."""
-    pooled: FloatArray
+    pooled: Floats
     """V for these bytes and those offloaded to another stage."""
     level: int
     """Method of the bound: `PEAK`, `OPERATORS`, `COUNTS`, `EXACT` or `ALL_CODES`."""
@@ -396,7 +396,7 @@ class _LeastPricedSeconds:
     """
 
     def __init__(
-        self, solvers: Sequence[BlockSolver | DecoupledBound], prices: FloatArray, layers: int, *,
+        self, solvers: Sequence[BlockSolver | DecoupledBound], prices: Floats, layers: int, *,
         offload: bool,
     ) -> None:  # fmt: skip
         self._solvers, self._prices, self._layers, self._offload = solvers, prices, layers, offload
@@ -417,7 +417,7 @@ class _LeastPricedSeconds:
         return least_s
 
 
-def _split_indices(codes: Sequence[str], digits: Digits, unit_splits: Sequence[Parts]) -> IntArray:
+def _split_indices(codes: Sequence[str], digits: Digits, unit_splits: Sequence[Parts]) -> Ints:
     """Return the index of the split of every code."""
     index_by_split = {frozenset(parts.items()): i for i, parts in enumerate(unit_splits)}
     keys = (frozenset(parts_of(code, digits).items()) for code in codes)
@@ -425,12 +425,12 @@ def _split_indices(codes: Sequence[str], digits: Digits, unit_splits: Sequence[P
 
 
 def _code_bounds(
-    chains: Sequence[ChainBounds], split_indices: Sequence[IntArray], counts: Sequence[int]
+    chains: Sequence[ChainBounds], split_indices: Sequence[Ints], counts: Sequence[int]
 ) -> list[ChainBounds]:
     """Expand bounds of splits (`counts` per operator), in their fastest mode, to their codes."""
     stream, units = split_indices[0], iter(range(1, len(split_indices)))
 
-    def expand(costs: FloatArray, unit: int) -> FloatArray:
+    def expand(costs: Floats, unit: int) -> Floats:
         least = costs.reshape(len(costs), -1, counts[unit]).min(axis=1)
         return np.asarray(least[np.ix_(stream, split_indices[unit])])
 

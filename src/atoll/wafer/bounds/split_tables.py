@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.fabric import mesh_kernels
 from atoll.fabric.digits import digit_systems, factors
 from atoll.fabric.mesh import ALGORITHMS, Mesh
@@ -47,11 +47,11 @@ _DIMENSIONS = [roles.BATCH, roles.SEQUENCE, roles.COLUMNS, roles.EXPERTS]
 class Rate(NamedTuple):
     """Least seconds per byte and latency, by the dies of a group (entry 0 is unused)."""
 
-    per_byte_s: FloatArray
-    latency_s: FloatArray
+    per_byte_s: Floats
+    latency_s: Floats
 
-    def seconds(self, group: IntArray, volume: Any) -> FloatArray:
-        time_s: FloatArray = self.per_byte_s[group] * volume + self.latency_s[group]
+    def seconds(self, group: Ints, volume: Any) -> Floats:
+        time_s: Floats = self.per_byte_s[group] * volume + self.latency_s[group]
         return time_s
 
 
@@ -107,7 +107,7 @@ class SplitTables(ChainTables):
             for chain in block.chains
         )
 
-    def _layouts(self, cuts: Sequence[Parts], meanings: Sequence[Roles]) -> IntArray:
+    def _layouts(self, cuts: Sequence[Parts], meanings: Sequence[Roles]) -> Ints:
         exponents = np.zeros((len(cuts), len(meanings), 7, len(self._primes)), np.int64)
         for tag, counts in by_tag(cuts).items():
             distinct, which = np.unique(counts, return_inverse=True)
@@ -148,32 +148,32 @@ class SplitTables(ChainTables):
             self._gather.seconds(copies, states.weight * parameters),
         )  # fmt: skip
 
-    def to_home_s(self, chain: int, unit: int) -> FloatArray:
+    def to_home_s(self, chain: int, unit: int) -> Floats:
         """Return seconds of the gradient from splits of the weight pass to the forward pass."""
         node = self.chain_nodes(chain)[unit]
         have, want = node.weight_layouts, node.weight_layouts[:, 0][None, :]
         volume = self.setting.states.reduced * node.parameters[None, :]
         return self._nested.seconds(want // np.gcd(have, want), volume)
 
-    def fetch_s(self, chain: int, unit: int) -> FloatArray:
+    def fetch_s(self, chain: int, unit: int) -> Floats:
         """Return seconds of gathering the input for the weight pass of every split."""
         node, edge = self.chain_nodes(chain)[unit], self.block.chains[chain].edges[unit - 1]
         wanted = self._dies(node.reads[:, 0, roles.REPLICATED])
         return self._nested.seconds(wanted, sum(edge.totals) / self.dies * wanted)
 
     @staticmethod
-    def sliced(node: NodeTable) -> BoolArray:
+    def sliced(node: NodeTable) -> Bools:
         return np.asarray((node.writes[:, :, roles.REPLICATED] == 0).all(axis=(1, 2)))
 
     # -- edges ---------------------------------------------------------------------------------
 
-    def _dies(self, powers: IntArray) -> IntArray:
-        counts: IntArray = (self._primes**powers).prod(axis=-1)
+    def _dies(self, powers: Ints) -> Ints:
+        counts: Ints = (self._primes**powers).prod(axis=-1)
         return counts
 
     def _transition_s(
-        self, totals: Sequence[float], source: IntArray, target: IntArray
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        self, totals: Sequence[float], source: Ints, target: Ints
+    ) -> tuple[Floats, Floats, Floats]:
         """Return seconds of scatter, exchange and gather between all pairs of splits."""
         (source, rows), (target, columns) = distinct_layouts(source), distinct_layouts(target)
         shape = len(source), len(target)
@@ -224,7 +224,7 @@ class SplitTables(ChainTables):
         passes = self.block.chains[chain].entry_passes
         return float(self._pricer.passes_s(passes, parts)) + self._norm_sums_s(parts)
 
-    def norms_s(self, chain: int) -> FloatArray:
+    def norms_s(self, chain: int) -> Floats:
         return np.array([self._entry_s(chain, parts) for parts in self.stream_splits])
 
     def _stream_s(self, parts: Parts) -> float:

@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 from atoll.base.stopping import check_stop
 from atoll.wafer.bounds.bound_kernels import (
     ROUNDING,
@@ -250,7 +250,7 @@ class StepBound:
 
 
 @lru_cache(maxsize=1 << 10)
-def _depth_rows(stages: int, rounds: int) -> IntArray:
+def _depth_rows(stages: int, rounds: int) -> Ints:
     """Return the row of each stage, counted from the last."""
     in_flight = np.minimum(np.arange(2, stages + 1), rounds)
     rows = [0, *np.searchsorted(DEPTHS, in_flight, side="right").tolist()]
@@ -262,7 +262,7 @@ def _size_arrays(sizes: Sequence[SizeBound]) -> SizeArrays:
 
 
 def _trace_stages(
-    first_stage: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int
+    first_stage: Ints, parents: NDArray[np.int32], dies: list[int], layers: int
 ) -> StageSizes:
     """Trace the stages from the first to the last of the pipeline; return them last first."""
     stage, size, used, done, flag = (int(number) for number in first_stage)

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import chips_of_accelerator, pick
 from atoll.cost.model import map_products
 from atoll.cost.vector import vector_cycles
@@ -20,7 +20,7 @@ from atoll.wafer.encoding.block_parts import TaggedMatmul, TaggedVector, Unit
 from atoll.wafer.encoding.codes import Parts, by_tag
 from atoll.workload.graph.operator import VectorWork
 
-Cuts = Mapping[str, int] | Mapping[str, IntArray]
+Cuts = Mapping[str, int] | Mapping[str, Ints]
 """Parts by tag, of one split or of many."""
 
 
@@ -91,8 +91,8 @@ def _share(parts: Cuts, tags: str) -> Any:
 
 
 def _local_shapes(
-    unit: Unit, product: TaggedMatmul, parts: Mapping[str, IntArray], chunks: int
-) -> tuple[IntArray, ...]:
+    unit: Unit, product: TaggedMatmul, parts: Mapping[str, Ints], chunks: int
+) -> tuple[Ints, ...]:
     """Return a die's batch, rows (in `chunks`), columns and reduction under every split."""
     matmul, ones = product.matmul, np.ones_like(parts["b"])
     if unit.kind != "attention":
@@ -114,9 +114,9 @@ def _local_shapes(
 
 
 def _products_s(
-    pricer: DiePricer, unit: Unit, products: Sequence[TaggedMatmul], parts: Mapping[str, IntArray],
+    pricer: DiePricer, unit: Unit, products: Sequence[TaggedMatmul], parts: Mapping[str, Ints],
     chunks: int = 1,
-) -> FloatArray:  # fmt: skip
+) -> Floats:  # fmt: skip
     """Return the seconds of the products of a pass under every split."""
     mapping = (1.0, 0.0, False)
     seconds = np.zeros(len(parts["b"]))
@@ -130,7 +130,7 @@ def _products_s(
     return seconds
 
 
-def pass_times_s(pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], pieces: int) -> FloatArray:
+def pass_times_s(pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], pieces: int) -> Floats:
     """Return seconds of forward, data and weight pass (splits, 3), products in `pieces`."""
     chunks = pieces if unit.kind == "linear" else 1
     # Codes of the same split, by other digits or on other shapes, are priced once.
@@ -145,7 +145,7 @@ def pass_times_s(pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], pieces: i
 
 def _compute_pass_times_s(
     pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], chunks: int
-) -> FloatArray:
+) -> Floats:
     parts = by_tag(cuts)
     dies = np.prod(list(parts.values()), axis=0)
     memory_s = unit.traffic_bytes / dies / pricer.chip.hbm.bandwidth_Bps

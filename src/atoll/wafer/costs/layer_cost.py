@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs import block_kernels as kernels
@@ -35,7 +35,7 @@ class TransitionCost(NamedTuple):
 
 _NO_COST = TransitionCost(0.0, 0.0, 0.0, 0.0)
 
-Move = Callable[[float, IntArray, IntArray, IntArray, str, str], TransitionCost]
+Move = Callable[[float, Ints, Ints, Ints, str, str], TransitionCost]
 """Arguments: bytes of a tensor; its source layout, the layout on the way to which it is stored, its
 target layout; the algorithms of its reduction and of its gather."""
 
@@ -100,7 +100,7 @@ def edge_transfers(
     operators, fates = iter(mapped_operators(tables, genes)), iter(genes.keep)
 
     def moved(
-        totals: tuple[float, ...], source: IntArray, via: IntArray, target: IntArray,
+        totals: tuple[float, ...], source: Ints, via: Ints, target: Ints,
         *algorithms: str,
     ) -> TransitionCost:  # fmt: skip
         cost = _NO_COST
@@ -169,7 +169,7 @@ def block_cost(
     wires = tables.mesh[0]
 
     def move(
-        total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
+        total: float, source: Ints, via: Ints, target: Ints, scatter: str, gather: str
     ) -> TransitionCost:
         algorithms = ALGORITHMS.index(scatter), ALGORITHMS.index(gather)
         return TransitionCost(
@@ -244,9 +244,7 @@ def _crossing_s(crossing: EdgeTransfer, away: HelperPath | None) -> tuple[float,
     return written_s + crossing.recompute_s, total_s, out_s + back_s
 
 
-def _home(
-    op: MappedOperator, home: str, setting: CostSetting, move: Move
-) -> tuple[float, FloatArray]:
+def _home(op: MappedOperator, home: str, setting: CostSetting, move: Move) -> tuple[float, Floats]:
     """Return seconds, and bytes of weights, gradients and optimizer, of a weight's home."""
     node, algorithm = op.node, op.algorithm
     assert node.unit is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.base.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.fabric.mesh_collectives import gather_s, gathers_s, wires
@@ -72,29 +72,29 @@ class NodeTable:
 
     unit: Unit | None
     codes: tuple[str, ...]
-    streams: BoolArray
+    streams: Bools
     """Whether an entry's collectives overlap it, in pieces."""
-    reads: IntArray
-    writes: IntArray
-    gradient_reads: IntArray
-    gradient_writes: IntArray
-    forward_s: FloatArray
-    data_s: FloatArray
-    weight_s: FloatArray
-    parameters: FloatArray
-    weight_layouts: IntArray  # (codes, 1, digits): layout of the weight
-    step_s: FloatArray
+    reads: Ints
+    writes: Ints
+    gradient_reads: Ints
+    gradient_writes: Ints
+    forward_s: Floats
+    data_s: Floats
+    weight_s: Floats
+    parameters: Floats
+    weight_layouts: Ints  # (codes, 1, digits): layout of the weight
+    step_s: Floats
     """Optimizer step on the parameters of a die, per microbatch."""
-    copies: FloatArray
-    port_s: FloatArray
+    copies: Floats
+    port_s: Floats
     """Loading the weight from outside the wafer."""
-    gradient_sum_s: FloatArray
+    gradient_sum_s: Floats
     """Half an all-reduce of the gradient over the copies of the weight."""
-    weight_gather_s: FloatArray
+    weight_gather_s: Floats
     """Gathering the weight over its copies."""
 
     @property
-    def compute_s(self) -> FloatArray:
+    def compute_s(self) -> Floats:
         return self.forward_s + self.data_s + self.weight_s
 
     @cached_property
@@ -102,7 +102,7 @@ class NodeTable:
         """First entry of every code."""
         return {code: i for i, code in reversed(list(enumerate(self.codes)))}
 
-    def select(self, entries: IntArray) -> NodeTable:
+    def select(self, entries: Ints) -> NodeTable:
         """Return the table of some entries."""
         arrays: dict[str, Any] = {
             k: v[entries] for k, v in vars(self).items() if isinstance(v, np.ndarray)
@@ -119,46 +119,42 @@ class NodeTable:
 class EdgeTable:
     """Re-sharding between two operators; arrays (entries of producer, entries of consumer)."""
 
-    forward_s: FloatArray
-    back_s: FloatArray
-    fetch_s: FloatArray
+    forward_s: Floats
+    back_s: Floats
+    fetch_s: Floats
     """Gathering the input again for the weight gradient, if all passes share one code."""
-    saved_bytes: FloatArray
-    recompute_s: FloatArray
+    saved_bytes: Floats
+    recompute_s: Floats
     """Recomputing the tensor: the producer's forward pass and its reduction."""
-    gather_s: FloatArray
-    scatter_s: FloatArray
+    gather_s: Floats
+    scatter_s: Floats
     """Seconds on links before overlap: forward gather, backward reduction."""
 
     @property
-    def time_s(self) -> FloatArray:
+    def time_s(self) -> Floats:
         return self.forward_s + self.back_s + self.fetch_s
 
 
-def exposed(
-    link_s: FloatArray | float, compute_s: FloatArray | float, streams: BoolArray | bool
-) -> FloatArray:
+def exposed(link_s: Floats | float, compute_s: Floats | float, streams: Bools | bool) -> Floats:
     """Apply `exposed_s` of the kernels to arrays."""
     pieces = kernels.CHUNKS
     unhidden_s = np.maximum(0.0, link_s - kernels.SHARE * compute_s) * (pieces - 1.0) / pieces
     return np.where(streams, link_s / pieces + unhidden_s, link_s)
 
 
-def delay_s(
-    link_s: FloatArray, journey_s: FloatArray | float, compute_s: FloatArray, streams: BoolArray
-) -> FloatArray:
+def delay_s(link_s: Floats, journey_s: Floats | float, compute_s: Floats, streams: Bools) -> Floats:
     """Return the exposed seconds that a journey adds to a transfer, by entries of a consumer."""
     overlap = compute_s[None, :], streams[None, :]
     return exposed(link_s + journey_s, *overlap) - exposed(link_s, *overlap)
 
 
-def distinct_layouts(layouts: IntArray) -> tuple[IntArray, IntArray]:
+def distinct_layouts(layouts: Ints) -> tuple[Ints, Ints]:
     """Return the distinct layouts, and the index of each layout among them."""
     return _distinct_layouts(layouts.shape, layouts.tobytes())
 
 
 @lru_cache(maxsize=1 << 9)
-def _distinct_layouts(shape: tuple[int, ...], content: bytes) -> tuple[IntArray, IntArray]:
+def _distinct_layouts(shape: tuple[int, ...], content: bytes) -> tuple[Ints, Ints]:
     """Cached, since tables of every microbatch and mode need the same."""
     layouts = np.frombuffer(content, np.int64).reshape(shape)
     flat = layouts.reshape(len(layouts), -1)
@@ -171,10 +167,10 @@ class _ByteLimitedCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._bytes = most_bytes, 0
-        self._arrays: dict[Hashable, FloatArray] = {}
+        self._arrays: dict[Hashable, Floats] = {}
         self._lock = Lock()
 
-    def get(self, key: Hashable, compute: Callable[[], FloatArray]) -> FloatArray:
+    def get(self, key: Hashable, compute: Callable[[], Floats]) -> Floats:
         with self._lock:
             array = self._arrays.get(key)
         if array is not None:
@@ -207,7 +203,7 @@ class ChainTables:
         """Return the table between two operators."""
         raise NotImplementedError
 
-    def norms_s(self, chain: int) -> FloatArray:
+    def norms_s(self, chain: int) -> Floats:
         """Return the seconds of the work before a chain, by entry of the stream."""
         raise NotImplementedError
 
@@ -305,15 +301,13 @@ class BlockTables(ChainTables):
             self.gather_over_copies_s(member, states.weight * parameters, algorithm),
         )  # fmt: skip
 
-    def _port_s(self, unit: Unit, parameters: FloatArray) -> FloatArray:
+    def _port_s(self, unit: Unit, parameters: Floats) -> Floats:
         """Return the seconds to stream weights through the wafer's ports and over every link."""
         wafer, weight_bytes = self.setting.wafer, self.setting.states.weight
         wafer_s = weight_bytes * unit.parameters / (wafer.io_Bps * self.setting.io_share)
         return np.maximum(wafer_s, weight_bytes * parameters / wafer.link_Bps)
 
-    def gather_over_copies_s(
-        self, member: BoolArray, volume: FloatArray, algorithm: str = ""
-    ) -> FloatArray:
+    def gather_over_copies_s(self, member: Bools, volume: Floats, algorithm: str = "") -> Floats:
         """Return the seconds to gather, or reduce-scatter, `volume` bytes over groups of dies."""
         chosen, mesh = algorithm or self.setting.algorithm, self.setting.wafer.mesh
         return gathers_s(self.digits, member.reshape(len(volume), -1), volume, mesh, chosen)
@@ -330,7 +324,7 @@ class BlockTables(ChainTables):
 
     def forward_arrays(
         self, edge: Edge, source: NodeTable, target: NodeTable
-    ) -> tuple[FloatArray, ...]:
+    ) -> tuple[Floats, ...]:
         """Return seconds forward, of reduction and exchange, of the gather; bytes to save."""
         arrays = np.empty((4, len(source.codes), len(target.codes)))
         compute = source.forward_s, source.streams, target.forward_s, target.streams
@@ -340,7 +334,7 @@ class BlockTables(ChainTables):
 
     def backward_arrays(
         self, edge: Edge, source: NodeTable, target: NodeTable
-    ) -> tuple[FloatArray, ...]:
+    ) -> tuple[Floats, ...]:
         """Return seconds of the gradients' transition, and of its reduction."""
         arrays = np.empty((2, len(source.codes), len(target.codes)))
         compute = source.data_s, source.streams, target.data_s, target.streams
@@ -348,16 +342,14 @@ class BlockTables(ChainTables):
         kernels.backward_matrix(*parts, *compute, arrays)
         return tuple(arrays)
 
-    def _transition_parts(
-        self, edge: Edge, written: IntArray, read: IntArray
-    ) -> tuple[FloatArray, IntArray, IntArray]:
+    def _transition_parts(self, edge: Edge, written: Ints, read: Ints) -> tuple[Floats, Ints, Ints]:
         """Return seconds of scatter, exchange and gather, and bytes to save, between distinct
         layouts, which do not depend on the mode; and the indices of entries among these.
         """
         source, rows = distinct_layouts(written)
         target, columns = distinct_layouts(read)
 
-        def compute() -> FloatArray:
+        def compute() -> Floats:
             parts = np.zeros((4, len(source), len(target)))
             kernels.transition_matrix(np.array(edge.totals), source, target, *self.mesh, *parts)
             return parts
@@ -392,7 +384,7 @@ class BlockTables(ChainTables):
     def entry_s(self, chain: int, code: str) -> float:
         return self._vectors_s(chain, code, entry=True) + self._norm_sums_s(code)
 
-    def norms_s(self, chain: int) -> FloatArray:
+    def norms_s(self, chain: int) -> Floats:
         return np.array([self.entry_s(chain, code) for code in self.stream.codes])
 
     def stream_s(self, code: str) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 from atoll.fabric.digits import Digits
 from atoll.wafer.encoding import role_kernels as roles
 
@@ -55,7 +55,7 @@ def collectives_between(
     )
 
 
-def stored_layout(source: IntArray, target: IntArray) -> tuple[int, ...]:
+def stored_layout(source: Ints, target: Ints) -> tuple[int, ...]:
     """Return the layout between a tensor's reduction and its gather."""
     summed = np.where(source == roles.PARTIAL, roles.SUMMED, source)
     return tuple(np.where(target != roles.REPLICATED, target, summed).tolist())

@@ -22,31 +22,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.step.states import States
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.tables import BlockTables, CostSetting, NodeTable, distinct_layouts, exposed
 from atoll.wafer.encoding.block_mapping import HOMES
 
-StateBytes = tuple[FloatArray, FloatArray, FloatArray]
+StateBytes = tuple[Floats, Floats, Floats]
 
 
 class ReshardTimes(NamedTuple):
     """Seconds to re-shard tensors without partial sums."""
 
-    exchange_s: FloatArray
-    gather_s: FloatArray
+    exchange_s: Floats
+    gather_s: Floats
 
     def pick(self, index: Any) -> ReshardTimes:
         return ReshardTimes(self.exchange_s[index], self.gather_s[index])
 
     @property
-    def total_s(self) -> FloatArray:
+    def total_s(self) -> Floats:
         return self.exchange_s + self.gather_s
 
 
 def home_bytes(
-    states: States, home: str, node: NodeTable, forward: IntArray, weight: IntArray
+    states: States, home: str, node: NodeTable, forward: Ints, weight: Ints
 ) -> StateBytes:
     """Return bytes per die of weights, gradients and optimizer state, for entries of the forward
     pass and of the weight pass, whose layout the gradients have.
@@ -62,10 +62,10 @@ def home_bytes(
 
 
 def home_cost(
-    node: NodeTable, home: str, setting: CostSetting, forward: IntArray, data: IntArray,
-    weight: IntArray, exchange: FloatArray | float = 0.0, gather: FloatArray | float = 0.0,
-    to_home: FloatArray | float = 0.0,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    node: NodeTable, home: str, setting: CostSetting, forward: Ints, data: Ints,
+    weight: Ints, exchange: Floats | float = 0.0, gather: Floats | float = 0.0,
+    to_home: Floats | float = 0.0,
+) -> tuple[Floats, Floats]:  # fmt: skip
     """Return seconds per microbatch and bytes of state per die, for entries of the three passes.
 
     `exchange` and `gather` re-shard the weight for the data pass, `to_home` the summed gradient.
@@ -106,7 +106,7 @@ class GradientTables:
         self.output = cache(self._output)
         self.weight = cache(self._weight)
 
-    def _totals(self, edge: int) -> FloatArray:
+    def _totals(self, edge: int) -> Floats:
         return np.array(self.edges[edge].totals)
 
     def _output(self, unit: int) -> ReshardTimes:
@@ -124,13 +124,13 @@ class GradientTables:
         size = np.array([bytes_per_parameter * node.unit.parameters])
         return self._reshard_s(size, node.weight_layouts[: len(node.index)])
 
-    def _reshard_s(self, totals: FloatArray, layouts: IntArray) -> ReshardTimes:
+    def _reshard_s(self, totals: Floats, layouts: Ints) -> ReshardTimes:
         distinct, indices = distinct_layouts(layouts)
         times = np.zeros((2, len(distinct), len(distinct)))
         kernels.reshard_matrix(totals, distinct, distinct, *self.tables.mesh, *times)
         return ReshardTimes(*times).pick(np.ix_(indices, indices))
 
-    def inputs(self, unit: int, source: IntArray, target: IntArray) -> ReshardTimes:
+    def inputs(self, unit: int, source: Ints, target: Ints) -> ReshardTimes:
         """(sources, targets, codes): the stored input in the layout of every code; `source` and
         `target` are entries of the forward passes.
         """
@@ -144,8 +144,8 @@ class GradientTables:
         return ReshardTimes(*times)
 
     def home(
-        self, unit: int, home: str, forward: IntArray, data: IntArray, weight: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
+        self, unit: int, home: str, forward: Ints, data: Ints, weight: Ints
+    ) -> tuple[Floats, Floats]:
         """Return seconds and bytes of state for entries of the three passes, which broadcast."""
         node = self.nodes[unit]
         count = len(node.index)
@@ -157,11 +157,11 @@ class GradientTables:
 
 def fetch_s(
     node: NodeTable,
-    weight: IntArray,
-    streams: BoolArray,
+    weight: Ints,
+    streams: Bools,
     inputs: ReshardTimes,
     outputs: ReshardTimes,
-) -> FloatArray:
+) -> Floats:
     """Return the exposed seconds of a gradient pass's input and output, and its compute seconds."""
     exchange_s = inputs.exchange_s + outputs.exchange_s
     gather_s = exposed(inputs.gather_s + outputs.gather_s, node.weight_s[weight], streams)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 
-FloatT = TypeVar("FloatT", float, FloatArray)
+FloatT = TypeVar("FloatT", float, Floats)
 RECOMPUTE = 0
 KEEP, OFFLOAD = 1, 2
 """Fates of a saved tensor between forward and backward: recomputed by its producer, kept, or

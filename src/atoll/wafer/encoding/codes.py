@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from atoll.base.arrays import IntArray
+from atoll.base.arrays import Ints
 from atoll.fabric.digits import Digits, factors
 from atoll.wafer.encoding.block_parts import KINDS, Roles, WaferBlock
 
@@ -71,7 +71,7 @@ def _legal_codes(
     return tuple(code for code, _ in prefixes)
 
 
-def by_tag(parts_list: Sequence[Parts]) -> dict[str, IntArray]:
+def by_tag(parts_list: Sequence[Parts]) -> dict[str, Ints]:
     """Return the split counts as arrays by tag, always with samples."""
     tags = dict.fromkeys(("b", *(tag for parts in parts_list for tag in parts)))
     return {tag: np.array([parts.get(tag, 1) for parts in parts_list], np.int64) for tag in tags}
@@ -100,7 +100,7 @@ def _splits(tag_sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, .
     return tuple(dict(parts) for parts in sorted(partial))
 
 
-def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
+def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> Ints:
     """Return the role of every digit as an array (codes, tensors, digits)."""
     width = len(codes[0]) if codes else 0
     tags = np.frombuffer("".join(codes).encode("ascii"), np.uint8).reshape(len(codes), width)
@@ -111,7 +111,7 @@ def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
     return np.ascontiguousarray(role_table[tags].transpose(0, 2, 1))
 
 
-def stream_layout(code: str) -> IntArray:
+def stream_layout(code: str) -> Ints:
     """Return the role of every digit for a tensor of the stream."""
     ((layout,),) = layouts((code,), [KINDS["vector"].writes])
     return np.asarray(layout)

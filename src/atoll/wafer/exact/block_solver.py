@@ -18,7 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.wafer.costs.tables import BlockTables
 from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES, HelperPath, SolvedBlock
 from atoll.wafer.exact.gradient_codes import GradientCodeRefiner
@@ -59,7 +59,7 @@ class BlockSolver:
         self.tolerance = tolerance
         self.away: HelperPath | None = None
         self._offloading: dict[HelperPath, BlockSolver] = {}
-        self._fewest_bytes: dict[tuple[int, int, bool], FloatArray] = {}
+        self._fewest_bytes: dict[tuple[int, int, bool], Floats] = {}
         """By layers, microbatches in flight and whether nothing can be offloaded."""
         self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
         codes = tables.stream.codes
@@ -93,7 +93,7 @@ class BlockSolver:
     # -- without a limit -----------------------------------------------------------------------
 
     @cached_property
-    def fastest_s(self) -> FloatArray:
+    def fastest_s(self) -> Floats:
         """Seconds of the fastest path for every stream layout, without a memory limit."""
         return self.paths.least_costs(FREE)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.wafer.costs.tables import BlockTables, delay_s
 from atoll.wafer.costs.weight_placement import GradientTables, fetch_s
 from atoll.wafer.encoding.block_mapping import OFFLOAD, BlockCost, BlockMapping, HelperPath
@@ -23,9 +23,9 @@ from atoll.wafer.exact.shared_states import SharedStates
 class _WeightPasses(NamedTuple):
     """The best weight pass of an operator for every code of its data pass."""
 
-    least_s: FloatArray
-    entries: IntArray
-    forward_code_s: FloatArray
+    least_s: Floats
+    entries: Ints
+    forward_code_s: Floats
     """Seconds if the weight pass has the code of the forward pass."""
 
 
@@ -84,7 +84,7 @@ class GradientCodeRefiner:
         entries.append(np.array([stream]))
         least_s = np.zeros(1)
         current_s = 0.0
-        choices: list[IntArray] = []
+        choices: list[Ints] = []
         for index, edge in enumerate(edges):
             sources, targets, node = entries[index], entries[index + 1], nodes[index + 1]
             step_s = edge.back_s[np.ix_(sources, targets)]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.wafer.encoding.block_mapping import BlockCost
 from atoll.wafer.exact import path_kernels, price_kernels
 from atoll.wafer.exact.paths import BlockPaths, MemoryPrice, PathChoices, PathStep
@@ -30,15 +30,15 @@ class MemoryLimits:
 
 
 class _TracedLabels(NamedTuple):
-    time_s: FloatArray
-    local_bytes: FloatArray
-    offload_bytes: FloatArray
-    state: IntArray
-    parent: IntArray
-    option: IntArray
-    fate: IntArray
+    time_s: Floats
+    local_bytes: Floats
+    offload_bytes: Floats
+    state: Ints
+    parent: Ints
+    option: Ints
+    fate: Ints
 
-    def pick(self, order: IntArray) -> _TracedLabels:
+    def pick(self, order: Ints) -> _TracedLabels:
         picked: list[Any] = [column[order] for column in self]
         return _TracedLabels(*picked)
 
@@ -93,7 +93,7 @@ def fastest_labelled_path(
 
 def _completions(
     stream: int, steps: list[PathStep], ends: set[int], price: MemoryPrice
-) -> list[FloatArray]:
+) -> list[Floats]:
     """Return the least of what must follow each step, by state (`least_completions`)."""
     completions = [np.zeros((3, steps[-1].time_s.shape[1]))]
     for index in range(len(steps) - 1, 0, -1):
@@ -121,7 +121,7 @@ class LimitedSearch:
 
     def __init__(
         self, paths: BlockPaths, layers: int, in_flight: int, limits: MemoryLimits,
-        fastest_s: FloatArray, fewest_bytes: FloatArray, tolerance: float, cap_s: float = np.inf,
+        fastest_s: Floats, fewest_bytes: Floats, tolerance: float, cap_s: float = np.inf,
     ) -> None:  # fmt: skip
         """`fewest_bytes` by stream layout; mappings of `cap_s` or longer are not looked for."""
         self._cap_s = cap_s
@@ -162,7 +162,7 @@ class LimitedSearch:
                 self._offer(int(stream), path, self.paths.path_cost(int(stream), path))
         return self.best
 
-    def ordered_streams(self) -> IntArray:
+    def ordered_streams(self) -> Ints:
         """Return the stream layouts that may fit, lowest bound first."""
         return self.streams[np.argsort(self.bounds_s[self.streams], kind="stable")]
 

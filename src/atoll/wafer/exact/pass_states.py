@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.wafer.costs.tables import BlockTables, EdgeTable, NodeTable
 from atoll.wafer.costs.weight_placement import GradientTables, fetch_s
 from atoll.wafer.exact.paths import PathStep
@@ -21,8 +21,8 @@ class PassPairs:
     """Entries of the forward and the data pass, by state."""
 
     nodes: NodeTable
-    forward: IntArray
-    data: IntArray
+    forward: Ints
+    data: Ints
 
     @staticmethod
     def from_nodes(nodes: NodeTable) -> PassPairs:
@@ -74,7 +74,7 @@ class PassStates:
     @staticmethod
     def _fetch(
         gradient: GradientTables, unit: int, source: PassPairs, target: PassPairs, edge: EdgeTable
-    ) -> FloatArray:
+    ) -> Floats:
         """Return the seconds that fetching adds to the data pass of an operator without weights."""
         if target.nodes.unit is None:
             return edge.fetch_s[np.ix_(source.forward, target.forward)]
@@ -88,7 +88,7 @@ class PassStates:
 
     def _options(
         self, gradient: GradientTables, unit: int, source: PassPairs, target: PassPairs
-    ) -> tuple[FloatArray, FloatArray]:
+    ) -> tuple[Floats, Floats]:
         """Return seconds (1, states, states) of the fastest weight pass and home, and no bytes."""
         entries, fetched_s = self._weight_passes_s(gradient, unit, source, target)
         fastest_s = np.full_like(fetched_s[0], np.inf)
@@ -101,7 +101,7 @@ class PassStates:
 
     def _weight_passes_s(
         self, gradient: GradientTables, unit: int, source: PassPairs, target: PassPairs
-    ) -> tuple[list[IntArray], list[FloatArray]]:
+    ) -> tuple[list[Ints], list[Floats]]:
         """Return, by code of the weight gradient, its entries by state, and the seconds of its
         pass (codes of the source, states).
         """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.base.jit import entry, kernel, quick_kernel
 
 
@@ -15,12 +15,12 @@ class StepArrays(NamedTuple):
     (options, states before or 1, states after).
     """
 
-    time_s: FloatArray
-    saved_bytes: FloatArray
-    recompute_s: FloatArray
-    offload_s: FloatArray
-    option_s: FloatArray
-    state_bytes: FloatArray
+    time_s: Floats
+    saved_bytes: Floats
+    recompute_s: Floats
+    offload_s: Floats
+    option_s: Floats
+    state_bytes: Floats
     fates: int
     """How many of keep, recompute and offload the tensor may have; 1 if it is not saved."""
 
@@ -60,10 +60,10 @@ def mark_undominated(state, local, offload, keep):
 class PathLabels(NamedTuple):
     """Partial paths: their cost so far and the state they end in."""
 
-    time_s: FloatArray
-    local_bytes: FloatArray
-    offload_bytes: FloatArray
-    state: IntArray
+    time_s: Floats
+    local_bytes: Floats
+    offload_bytes: Floats
+    state: Ints
 
 
 class CompletionBounds(NamedTuple):
@@ -72,10 +72,10 @@ class CompletionBounds(NamedTuple):
     `remaining_cost` is the least seconds + price x bytes; paths of `cap_s` or more are dropped.
     """
 
-    states: IntArray
-    remaining_s: FloatArray
-    remaining_bytes: FloatArray
-    remaining_cost: FloatArray
+    states: Ints
+    remaining_s: Floats
+    remaining_bytes: Floats
+    remaining_cost: Floats
     limit_bytes: float
     offload_limit_bytes: float
     price: float

@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.wafer.encoding.block_mapping import KEEP, OFFLOAD, RECOMPUTE, BlockCost
 from atoll.wafer.exact import path_kernels as kernels
 from atoll.wafer.exact import price_kernels
 
 FATE_ORDER = (KEEP, RECOMPUTE, OFFLOAD)
-PathChoices = IntArray
+PathChoices = Ints
 """Of every step: the state it leads to, its option, and its fate's position in `FATE_ORDER`."""
 
 
@@ -50,14 +50,14 @@ FREE = MemoryPrice(0.0, 0.0, 0.0, 0.0)
 class PathStep:
     """Step into an operator; array shapes as in `StepArrays`."""
 
-    time_s: FloatArray
-    saved_bytes: FloatArray
-    recompute_s: FloatArray
-    offload_s: FloatArray | None
+    time_s: Floats
+    saved_bytes: Floats
+    recompute_s: Floats
+    offload_s: Floats | None
     """None: offloading is not possible."""
     droppable: bool
-    option_s: FloatArray
-    state_bytes: FloatArray
+    option_s: Floats
+    state_bytes: Floats
 
     @property
     def fate_count(self) -> int:
@@ -78,7 +78,7 @@ class PathStep:
         offload_s = self.recompute_s if self.offload_s is None else self.offload_s
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
 
-        def writable(part: FloatArray, shape: tuple[int, ...] | None = None) -> FloatArray:
+        def writable(part: Floats, shape: tuple[int, ...] | None = None) -> Floats:
             """Kernels are compiled for writable arrays; arrays that are writable are not copied."""
             if shape is not None and part.shape != shape:
                 part = np.broadcast_to(part, shape)
@@ -100,7 +100,7 @@ class PathStep:
             option_s=np.zeros_like(self.option_s),
         )  # fmt: skip
 
-    def least_costs(self, price: MemoryPrice) -> FloatArray:
+    def least_costs(self, price: MemoryPrice) -> Floats:
         """Return the least seconds + price x bytes of every pair of states."""
         weights = np.empty(self.time_s.shape)
         kernels.priced_pairs(self.kernel_arrays, self.byte_prices(price), weights)
@@ -115,15 +115,13 @@ def by_chain(chains: list[list[PathStep]], path: PathChoices) -> list[PathChoice
 class ReachCosts(NamedTuple):
     """Least seconds + price x bytes to reach every state, for every stream layout."""
 
-    cost_before: FloatArray
+    cost_before: Floats
     """(streams, states) before a step."""
-    step_cost: FloatArray
+    step_cost: Floats
     """(states, states) of the step."""
 
 
-def least_chain_costs(
-    steps: list[PathStep], price: MemoryPrice
-) -> tuple[FloatArray, list[ReachCosts]]:
+def least_chain_costs(steps: list[PathStep], price: MemoryPrice) -> tuple[Floats, list[ReachCosts]]:
     """Return the least seconds + price x bytes of a chain for all stream layouts, and the costs
     before each of its later steps.
     """
@@ -145,9 +143,9 @@ class ChainBounds(NamedTuple):
     per operator, of paths through a state, and of what follows it.
     """
 
-    total: FloatArray
-    through: list[FloatArray]
-    after: list[FloatArray]
+    total: Floats
+    through: list[Floats]
+    after: list[Floats]
 
 
 def chain_bounds(steps: list[PathStep], price: MemoryPrice) -> ChainBounds:
@@ -166,17 +164,17 @@ class BlockPaths:
     """All chains of a block, and the costs of each stream layout outside them."""
 
     chains: list[list[PathStep]]
-    stream_s: FloatArray
-    stream_saved_bytes: FloatArray
+    stream_s: Floats
+    stream_saved_bytes: Floats
     """Input and masks of the layer, per microbatch."""
-    buffer_bytes: FloatArray
+    buffer_bytes: Floats
 
-    def least_costs(self, price: MemoryPrice) -> FloatArray:
+    def least_costs(self, price: MemoryPrice) -> Floats:
         """Return least seconds + price x bytes by stream layout, without the stream's bytes."""
         costs = (least_chain_costs(steps, price)[0] for steps in self.chains)
         return self.stream_s + sum(costs, np.zeros(len(self.stream_s)))
 
-    def through(self, price: MemoryPrice) -> tuple[FloatArray, list[FloatArray]]:
+    def through(self, price: MemoryPrice) -> tuple[Floats, list[Floats]]:
         """Return least seconds + price x bytes by stream layout, and through every state."""
         total = self.least_costs(price)
         through_s = []
@@ -185,7 +183,7 @@ class BlockPaths:
             through_s += [(others + costs).min(axis=0) for costs in bounds.through]
         return total, through_s
 
-    def fewest_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
+    def fewest_bytes(self, saved_copies: float, state_copies: float) -> Floats:
         """Return the fewest local bytes of a stage's layers, without the stream's bytes: the least
         cost if a byte costs 1 and seconds nothing.
         """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.arrays import Floats, Ints
 from atoll.base.jit import entry, kernel, numbers_at, quick_kernel
 from atoll.wafer.exact.path_kernels import (
     StepArrays,
@@ -24,23 +24,23 @@ HOPELESS = 1e6  # price of the memory limit / fastest_s above which no mapping i
 class PackedSteps(NamedTuple):
     """Steps of all chains, one chain after another."""
 
-    addresses: IntArray
+    addresses: Ints
     """(steps, 6): addresses of the arrays of `PathStep.kernel_arrays`, which the steps own."""
-    shapes: IntArray
+    shapes: Ints
     """(steps, 4): states before, states after, options, and states before per option (or 1)."""
-    fate_counts: IntArray
+    fate_counts: Ints
     """Possible fates of a step's tensor: 1 if it is not saved."""
-    chain_ends: IntArray
+    chain_ends: Ints
     """Index after the last step of every chain."""
 
 
 class StreamLayouts(NamedTuple):
     """Costs of stream layouts outside the chains; `fixed_bytes` are those of the stage."""
 
-    time_s: FloatArray
-    saved_bytes: FloatArray
-    buffer_bytes: FloatArray
-    fixed_bytes: FloatArray
+    time_s: Floats
+    saved_bytes: Floats
+    buffer_bytes: Floats
+    fixed_bytes: Floats
 
 
 class StageLimits(NamedTuple):
@@ -58,13 +58,13 @@ class StageLimits(NamedTuple):
 class BisectionState(NamedTuple):
     """Bounds and best mapping of a stage, which `bisect_price` improves in place."""
 
-    bounds_s: FloatArray
+    bounds_s: Floats
     """Per stream layout; the next two are the prices of bytes that they come from."""
-    local_prices: FloatArray
-    offload_prices: FloatArray
-    best_s: FloatArray
+    local_prices: Floats
+    offload_prices: Floats
+    best_s: Floats
     """Seconds of the best mapping, or the seconds to beat."""
-    best_path: IntArray
+    best_path: Ints
     """Its stream layout (-1: none), then the state, option and fate of every step."""
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.base.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.tables import (
     BlockTables,
@@ -117,7 +117,7 @@ class SharedStates:
         return [nodes for chain in self.tables.nodes for nodes in chain]
 
 
-def offload_s(edge: EdgeTable, node: NodeTable, away: HelperPath) -> FloatArray:
+def offload_s(edge: EdgeTable, node: NodeTable, away: HelperPath) -> Floats:
     """Return the seconds that offloading a tensor adds: the transfer out overlaps the consumer's
     forward pass and gather, the transfer back its data pass and reduction.
     """
@@ -129,11 +129,11 @@ def offload_s(edge: EdgeTable, node: NodeTable, away: HelperPath) -> FloatArray:
 class WeightGradientCosts(NamedTuple):
     """Costs of weight-gradient codes, as functions of a chain and its operator (from 1)."""
 
-    to_home_s: Callable[[int, int], FloatArray]
+    to_home_s: Callable[[int, int], Floats]
     """By entries of the weight pass and of the forward pass; paid once per step."""
-    fetch_s: Callable[[int, int], FloatArray]
+    fetch_s: Callable[[int, int], Floats]
     """Gathering an input that no digit replicates, by entries of the weight pass."""
-    sliced: Callable[[NodeTable], BoolArray]
+    sliced: Callable[[NodeTable], Bools]
     """Entries of an operator that replicate none of its output over dies."""
 
 
@@ -151,7 +151,7 @@ class DecoupledBound:
     backward: list[list[PathStep]]
     but_weight: BlockPaths
     """`forward` without the products of weight gradients."""
-    _costs_by_price: dict[MemoryPrice, FloatArray] = field(default_factory=dict)
+    _costs_by_price: dict[MemoryPrice, Floats] = field(default_factory=dict)
     """Cached `least_costs`; with offload they are the same for any number in flight."""
 
     @staticmethod
@@ -215,7 +215,7 @@ class DecoupledBound:
         least = self.least_costs(memory_price(price, in_flight, layers, offload=offload))
         return float((least + price * in_flight * self.forward.stream_saved_bytes).min())
 
-    def least_costs(self, price: MemoryPrice, *, away: bool = False) -> FloatArray:
+    def least_costs(self, price: MemoryPrice, *, away: bool = False) -> Floats:
         """Return a lower bound on seconds + price x bytes; `away`: offloading takes 0 seconds."""
         paths = self.forward
         if away:
@@ -228,12 +228,12 @@ class DecoupledBound:
             self._costs_by_price[price] = self._least_costs(price, paths)
         return self._costs_by_price[price]
 
-    def _least_costs(self, price: MemoryPrice, paths: BlockPaths) -> FloatArray:
-        total: FloatArray = paths.least_costs(price) + self._backward_s
+    def _least_costs(self, price: MemoryPrice, paths: BlockPaths) -> Floats:
+        total: Floats = paths.least_costs(price) + self._backward_s
         return total
 
     @cached_property
-    def _backward_s(self) -> FloatArray:
+    def _backward_s(self) -> Floats:
         """Least seconds of the data passes, which hold no bytes."""
         total = np.zeros(len(self.forward.stream_s))
         for steps in self.backward:
@@ -247,7 +247,7 @@ class DecoupledBound:
 
 
 def least_block_s(
-    tables: BlockTables, homes: Sequence[str], stream_bounds_s: FloatArray,
+    tables: BlockTables, homes: Sequence[str], stream_bounds_s: Floats,
     forward_bounds: Sequence[ChainBounds], backward_bounds: Sequence[ChainBounds], enough_s: float,
 ) -> float:  # fmt: skip
     """Return the minimum of `DecoupledBound.least_costs(FREE)`, at most `enough_s`. Tables are
@@ -297,8 +297,8 @@ def least_block_s(
 
 def _forward_s(
     tables: BlockTables, homes: Sequence[str], gradients: WeightGradientCosts,
-    where: tuple[int, int, IntArray], source: NodeTable,
-) -> FloatArray:  # fmt: skip
+    where: tuple[int, int, Ints], source: NodeTable,
+) -> Floats:  # fmt: skip
     """Return the seconds of the step into entries of an operator, with its weight gradient."""
     chain, i, entries = where
     all_entries = tables.chain_nodes(chain)[i]
@@ -320,18 +320,18 @@ def weight_gradient_costs(tables: BlockTables) -> WeightGradientCosts:
     """Return the costs of the codes of one shape."""
     gradient_tables = [GradientTables(tables, chain) for chain in range(len(tables.block.chains))]
 
-    def to_home_s(chain: int, unit: int) -> FloatArray:
+    def to_home_s(chain: int, unit: int) -> Floats:
         times = gradient_tables[chain].weight(unit, tables.setting.states.reduced)
         return np.tile(times.total_s, (len(tables.modes),) * 2)
 
-    def fetch_s(chain: int, unit: int) -> FloatArray:
+    def fetch_s(chain: int, unit: int) -> Floats:
         node, edge = gradient_tables[chain].nodes[unit], tables.block.chains[chain].edges[unit - 1]
         times = np.zeros((2, 1, len(node.codes)))
         divided = np.full_like(node.reads[:1], roles.BATCH)
         kernels.reshard_matrix(np.array(edge.totals), divided, node.reads, *tables.mesh, *times)
         return np.asarray(times[1, 0])
 
-    def sliced(node: NodeTable) -> BoolArray:
+    def sliced(node: NodeTable) -> Bools:
         # Sums that are completed on all dies are gathered separately.
         replicated = (node.writes == roles.REPLICATED) | (node.writes == roles.PARTIAL)
         return np.asarray(~replicated.any(axis=(1, 2)))
@@ -352,9 +352,9 @@ def _backward_step(step: PathStep, edge: EdgeTable, node: NodeTable) -> PathStep
 
 
 def _weight_gradient_s(
-    node: NodeTable, homes: Sequence[str], setting: CostSetting, to_home_s: FloatArray,
-    fetch_s: FloatArray, products: bool,
-) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    node: NodeTable, homes: Sequence[str], setting: CostSetting, to_home_s: Floats,
+    fetch_s: Floats, products: bool,
+) -> tuple[Floats, Floats]:  # fmt: skip
     """Return least seconds by home and forward code, and the least seconds that fetching the input
     of the weight gradient adds. Seconds are those of the optimizer, of gathering weights over their
     copies (once per step, or for both passes of every microbatch), and of the weight gradient (its
@@ -370,8 +370,8 @@ def _weight_gradient_s(
     summed_s = exposed(node.gradient_sum_s, node.weight_s, node.streams)
     fetched_s = exposed(fetch_s, node.weight_s, node.streams)
 
-    def least(seconds: FloatArray) -> FloatArray:
-        least_s: FloatArray = (seconds[:, None] + to_home_share_s).min(axis=0)
+    def least(seconds: Floats) -> Floats:
+        least_s: Floats = (seconds[:, None] + to_home_share_s).min(axis=0)
         return least_s
 
     sum_share_s, gather_share_s = node.gradient_sum_s / rounds, node.weight_gather_s / rounds

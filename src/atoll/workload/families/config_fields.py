@@ -44,6 +44,11 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 MOST = 10**9
 """Largest count."""
 MOST_LAYERS = 10_000
+MOST_OF = {
+    "hidden_size": 10**6, "num_attention_heads": 10**5, "num_key_value_heads": 10**5,
+    "head_dim": 10**5, "intermediate_size": 10**8, "vocab_size": 10**8, "num_experts": 10**6,
+}  # fmt: skip
+"""Largest sizes by field; others may be as large as MOST."""
 MOST_NUMBER = 1e15
 
 _REQUIRED = object()
@@ -139,7 +144,7 @@ class Fields:
         size: int = self._checked(
             name, otherwise, lambda v: _is_int(v) and v >= 1, "a positive integer"
         )
-        limit = MOST_LAYERS if "layers" in name else most
+        limit = MOST_LAYERS if "layers" in name else MOST_OF.get(name, most)
         if size > limit:
             raise self._wrong(name, f"at most {limit}")
         return size

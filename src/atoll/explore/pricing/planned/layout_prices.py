@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
+from atoll.base.arrays import Floats
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.planned.layout_list import Allowed, listed_layouts
@@ -67,7 +68,6 @@ from atoll.workload.stored import StoredModel
 if TYPE_CHECKING:
     from atoll.explore.pricing.workloads import Variant
 
-FloatArray = NDArray[np.float64]
 
 AT_ONCE = 32  # layouts per batch: small, because the first ones often rule out the rest
 COMPUTE = PassSeconds._fields.index("compute_s")
@@ -97,7 +97,7 @@ class _ZeroCostPricer:
 
     def beyond(
         self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
-    ) -> FloatArray:
+    ) -> Floats:
         return np.zeros(len(samples))
 
 
@@ -141,7 +141,7 @@ class PlannedLayouts:
     """State costs of all layouts, with a memory of 1 byte per second."""
     first: NDArray[np.int64]
     """Index of each layout's first stage in the stage arrays of `states`, shape (layouts,)."""
-    needed: FloatArray
+    needed: Floats
     """Bytes with the recomputation choices that keep the fewest bytes, shape (layouts,)."""
 
     def floors(self, problem: PlacementProblem) -> StepFloors:

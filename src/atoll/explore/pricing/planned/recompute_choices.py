@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import FloatArray
+from atoll.base.arrays import Floats
 from atoll.placement.facts import BlockKind, ChainFacts
 from atoll.training.operators.policies import CORE_ATTENTION, exchanging, rerun_shares
 from atoll.workload.graph.layer import Layer
@@ -21,8 +21,8 @@ class Menu:
     """Recomputation choices of a kind of block: choices by operator, then the named policies."""
 
     layer: Layer
-    bytes: FloatArray
-    rerun: FloatArray
+    bytes: Floats
+    rerun: Floats
     """Share of each operator that is recomputed, shape (choices, forward operators)."""
     named: int
     """Number of named policies, which are the last choices."""
@@ -57,8 +57,8 @@ class Chosen(NamedTuple):
     """Recomputation choices of the stages, arrays of shape (kinds of blocks, choices)."""
 
     choice: NDArray[np.int64]
-    bytes: FloatArray
-    again_s: FloatArray
+    bytes: Floats
+    again_s: Floats
     attention: NDArray[np.bool_]
     exchange: NDArray[np.bool_]
 
@@ -76,7 +76,7 @@ def menu_of(facts: ChainFacts, kind: BlockKind, named: bool) -> Menu:
     )
 
 
-def chosen(menus: Sequence[Menu], facts: ChainFacts, forward_s: FloatArray) -> Chosen:
+def chosen(menus: Sequence[Menu], facts: ChainFacts, forward_s: Floats) -> Chosen:
     """Return the choices of a plan on a chip; `forward_s` has the seconds of the forward operators
     of all kinds of blocks, shape (operators,)."""
     fronts = [front for _, _, front in facts.frontiers(forward_s)]

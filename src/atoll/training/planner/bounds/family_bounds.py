@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
@@ -42,7 +43,6 @@ from atoll.training.planner.bounds.sample_bounds import SampleBounds
 from atoll.training.planner.bounds.stage_blocks import keys, numbered, stage_blocks
 from atoll.training.planner.space import LayoutColumns, LayoutFamily
 
-Floats = NDArray[np.float64]
 OPTIMAL = "optimal"
 FIRST, LAST, SECOND, MEAN = range(4)  # rows of per-stage arrays
 ALL = 2  # row of recomputation arrays: the sum over all stages, after FIRST and LAST
@@ -58,20 +58,26 @@ class FamilyBounds:
         self.policies = tuple(policies)
         self.named = tuple(name for name in self.policies if name != OPTIMAL)
         self.reruns = on_the_curve(self.policies)
-        self._shares: dict[tuple[int, ...], tuple[float, ...]] = {}
-        self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._last: FamilyShape | None = None
         self.ideal = replace(self.run, network=_ideal(self.run.network))
 
     def bounds(
-        self, block: LayoutColumns, capacity: float = np.inf
+        self, block: LayoutColumns, capacity: float = np.inf, below_s: float = np.inf
     ) -> tuple[Floats, Floats, Floats]:
         """Return three arrays of shape (layouts,): lower bounds on step seconds, on device bytes,
         and on step seconds without "optimal" recomputation. Seconds are infinite where the bytes
-        exceed `capacity`.
+        exceed `capacity`; all are if the passes of all samples, divided over all devices, take
+        `below_s` or longer.
         """
         shape = self._shape(block)
-        sample = SampleBounds(self.priced, self.ideal.network, block.family, shape.sizes)
+        sample = self.priced.once(
+            ("sample", block.family, *shape.sizes.tolist()),
+            partial(SampleBounds, self.priced, self.ideal.network, block.family, shape.sizes),
+        )
+        devices = self.run.devices / (block.family.tp * block.family.cp)
+        samples_s = self.run.global_batch / devices * sample.passes_s
+        if samples_s * self.run.slack >= below_s:
+            return (np.full(len(block), np.inf),) * 3
         divided = self._divided(sample, shape)
         needed, ends = self._bytes(block, shape, sample, divided[:, :6])
 
@@ -323,18 +329,18 @@ class FamilyBounds:
         ranks = dp * of.cp * copies
         key = ranks, ranks * of.tp // (of.ep * of.etp), zero, hsdp, copies
         wired = of.tp, dp * of.cp, of.ep, of.etp, hsdp, zero > 0, copies
-        if key not in self._shares or wired not in self._wires:
-            order = "1f1b" if copies == 1 else "dualpipe"
-            layout = of.layout(dp=dp, pp=2, zero=zero, hsdp=hsdp, schedule=order)
-        if key not in self._shares:
-            table = per_parameter(self.priced, layout, True)
-            self._shares[key] = tuple(table.reshape(-1).tolist())
-        if wired not in self._wires:
-            constants_s, slopes, _ = shared_terms(self.ideal, layout)
+        order = "1f1b" if copies == 1 else "dualpipe"
+        layout = partial(of.layout, dp=dp, pp=2, zero=zero, hsdp=hsdp, schedule=order)
+
+        def shares() -> tuple[float, ...]:
+            return tuple(per_parameter(self.priced, layout(), True).reshape(-1).tolist())
+
+        def wires() -> tuple[float, ...]:
+            constants_s, slopes, _ = shared_terms(self.ideal, layout())
             per_byte = slopes.max(axis=1, initial=0.0)
             gathers = constants_s[:, 0] > 0
             inside = of.tp * of.cp * dp
-            self._wires[wired] = (
+            return (
                 *(
                     float((constants_s[rows, kind] * per_byte[rows]).sum())
                     for rows in (gathers, ~gathers)
@@ -342,7 +348,9 @@ class FamilyBounds:
                 ),
                 neighbours_s(self.ideal.network, 1.0, self.run.devices // inside, inside),
             )
-        return *self._shares[key], *self._wires[wired]
+
+        once = self.priced.once
+        return *once(("shares", *key), shares), *once(("wires", *wired), wires)
 
 
 class FamilyShape:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.cost.pricer import Cost
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
-from atoll.step.layout import FULL_BLOCKS, RECOMPUTE
+from atoll.step.layout import FULL_BLOCKS, HOSTED_INPUTS, RECOMPUTE
 from atoll.training.memory import kept_bytes
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, recompute_choices
@@ -24,7 +24,6 @@ from atoll.training.operators.policies import by_operator, policies
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator
 
-Floats = NDArray[np.float64]
 Point = tuple[float, float]
 """Bytes that a block keeps per sample, and seconds that it recomputes."""
 
@@ -41,7 +40,8 @@ def on_the_curve(names: Iterable[str]) -> bool:
     """Return whether the curve bounds all these policies. It does not bound offloading, which
     recomputes nothing, or module lists, which drop tensors that no choice by operator drops.
     """
-    return all(name in RECOMPUTE or name.startswith(FULL_BLOCKS) for name in names)
+    counted = [name for name in names if name.startswith(FULL_BLOCKS) and name != HOSTED_INPUTS]
+    return all(name in RECOMPUTE or name in counted for name in names)
 
 
 def choices(

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.fabric.nested import collective_s, collective_times_s
 from atoll.fabric.network import Network
 from atoll.step.layout import ZERO_STAGES
@@ -28,8 +29,6 @@ from atoll.training.run import Run
 from atoll.training.step import Stepper
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role
-
-Floats = NDArray[np.float64]
 
 
 class SampleBounds:
@@ -144,6 +143,11 @@ class SampleBounds:
         self.parameters = np.stack([every, block_parameters, *sides], axis=-1)
         """Parameter counts, shape (2, 2, 4): stored or trained; dense or expert; model, smallest
         block, layers before the first block, layers after the last block."""
+
+    @property
+    def passes_s(self) -> float:
+        """Seconds of all passes of one sample."""
+        return self.forward_s + self.data_s + self.weight_s
 
     def _parameters(
         self, run: Run, costs: Sequence[LayerCost], shared: int = 0, repeated: bool = True

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.step.orders import TWO_CHUNKS, chunks_per_stage, model_copies, route
 from atoll.step.stages import even_sizes
 from atoll.training.planner.space import LayoutColumns
-
-Floats = NDArray[np.float64]
 
 
 class StageBlocks(NamedTuple):
