@@ -242,7 +242,7 @@ class GpuPricer:
             return Cost()
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(op, ring, samples)
-        if op.kind == "scatter_add" and self.stack.split_products:
+        if op.kind == "scatter_add" and self.stack.split_products and not self.stored:
             scattered = embedding_gradient_bytes(layer, op, self.stack.fp32_table)
             return Cost(vector_s=float(streaming_s(self.gpu, scattered)), kernels=1)
         if self.stored and not op.matmuls and not is_loss(op):
