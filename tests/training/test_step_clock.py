@@ -9,6 +9,7 @@ from atoll.training.operators.step_clock import (
     PUBLISHED_MIX,
     KernelMix,
     clock_of_mix,
+    drawn_W,
     in_step,
 )
 
@@ -38,3 +39,18 @@ def test_products_run_faster_beside_kernels_that_draw_less() -> None:
     assert slowdowns == sorted(slowdowns)
     stated = in_step(gpu, PUBLISHED_MIX).calibration.limit_throttle
     assert stated == pytest.approx(gpu.calibration.limit_throttle)
+
+
+@pytest.mark.parametrize(
+    ("mix", "busy", "measured_W"),
+    [  # one H200 of 700 W; shares of kernels in the time of a step
+        (KernelMix(0.21, 0.05, 0.62), 0.14, 149),  # SmolLM 135M, whose host limits it
+        (KernelMix(0.23, 0.01, 0.60), 0.17, 182),  # BERT of 4 x 128 tokens
+        (KernelMix(0.68, 0.04, 0.16), 1.0, 692),
+    ],
+)
+def test_a_device_draws_little_while_it_waits_for_its_host(
+    mix: KernelMix, busy: float, measured_W: float
+) -> None:
+    watts = drawn_W(load_gpu("h200"), mix, busy)
+    assert watts == pytest.approx(measured_W, rel=0.12)

@@ -382,8 +382,8 @@ class GpuFile(FileModel):
     die_mm2: Area | None = Field(None, alias="die")
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
-    host_Bps: Bandwidth = Field(25e9, alias="host_link")
     throttle_long: Factor = 0.0  # of it, what grows with the length of a product, on both sides
+    host_Bps: Bandwidth = Field(25e9, alias="host_link")
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
     stack: str = "megatron"  # what usually runs on them
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file

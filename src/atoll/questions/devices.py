@@ -125,12 +125,12 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "traced models computes the full square) or dense_window (that of windows), "
         "math_attention (SDPA's math back end, in fp32); of the loss liger_loss, compiled_loss, "
         "eager_loss, loss_chunks=N or loss_columns=N (parts of so many words of the vocabulary) "
-        "and recompute_loss (chunks are computed again); compiled_blocks (only blocks are "
-        "compiled, each on its own); liger (Liger's norms, rotary positions "
-        "and gates); of the optimizer foreach, forloop and clip; of adapters fp32_adapters "
-        "(PEFT's default), nf4 (4-bit frozen weights) and nested_scales (whose scales are "
-        "quantized too); autocast (16-bit products of fp32 weights), fp32 and tf32 (activations "
-        "in fp32); plain_mixers (Mamba-2 without its kernels).",
+        "and recompute_loss (chunks are computed again); traced (a model compiled as "
+        "one, not by blocks); liger (Liger's norms, rotary positions and gates); of the "
+        "optimizer foreach, forloop and clip; of adapters fp32_adapters (PEFT's default), nf4 "
+        "(4-bit frozen weights) and nested_scales (whose scales are quantized too); autocast "
+        "(16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); plain_mixers "
+        "(Mamba-2 without its kernels).",
         SYSTEM, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(

@@ -15,7 +15,6 @@ from atoll.tools.stack import (
     NEMO,
     STACKS,
     Stack,
-    compiled_blocks,
     compiled_kernels,
     compiled_loss,
     eager_loss,
@@ -23,6 +22,7 @@ from atoll.tools.stack import (
     fused_loss,
     liger_kernels,
     linear_loss,
+    traced_model,
 )
 
 Patterns = Sequence[tuple[str, str]]
@@ -80,7 +80,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "liger_loss": linear_loss,
     "compiled_loss": compiled_loss,
     "eager_loss": eager_loss,
-    "compiled_blocks": compiled_blocks,
+    "traced": traced_model,
     "recompute_loss": lambda stack: replace(stack, recomputes_loss=True),
     "liger": liger_kernels,
     "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),

@@ -367,11 +367,10 @@ def eager_loss(stack: Stack) -> Stack:
     )
 
 
-def compiled_blocks(stack: Stack) -> Stack:
-    """Compile every block on its own: embedding, rotary tables, head and loss stay eager."""
-    rotary = {name: VectorPasses(**KERNELS["fused"][name]) for name in ("rotary", "rotary_bwd")}
-    blocks = eager_loss(stack)
-    return replace(blocks, passes={**blocks.passes, **rotary}, fp32_table=False)
+def traced_model(stack: Stack) -> Stack:
+    """Compile the model as one, with its embedding and tables of positions."""
+    rotary = {name: VectorPasses(**moved) for name, moved in KERNELS["traced"].items()}
+    return replace(stack, passes={**stack.passes, **rotary}, fp32_table=True)
 
 
 def _with_loss(stack: Stack, forward: float, backward: float, **kept: Any) -> Stack:

@@ -18,6 +18,7 @@ from atoll.base.notebook import answer_html, bar_text
 from atoll.base.registry import import_named
 from atoll.base.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.cost.pricer import total
+from atoll.hardware.gpu import Gpu
 from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, run_totals
 from atoll.step.parts import Origin
@@ -39,6 +40,7 @@ from atoll.training.memory import Memory, stage_parameters
 from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
+from atoll.training.operators.step_clock import drawn_W
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.training.uncertainty import (
@@ -357,10 +359,16 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
 
     @property
     def power_W(self) -> float | None:
-        """Mean draw of a device over the step: at its limit while it computes, less while it waits
-        for others; none where its rating is not known.
+        """Mean draw of a device over the step: at most its limit while it computes, less while it
+        waits for others, least while it waits for its host; none where its rating is not known.
         """
-        return self.run.gpu.drawn_W(min(1.0, self.step.busy_s / self.step.time_s))
+        run, step = self.run, self.step
+        busy = min(1.0, step.busy_s / step.time_s)
+        mix = Estimator(run).mix if run.devices == 1 else None
+        if mix is None or not isinstance(run.gpu, Gpu):
+            return run.gpu.drawn_W(busy)
+        passes = 1 - step.optimizer_s / step.busy_s
+        return drawn_W(run.gpu, mix.beside_streams(passes), busy)
 
     @property
     def energy_per_token_J(self) -> float | None:

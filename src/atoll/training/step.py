@@ -19,12 +19,12 @@ from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
 FLOAT = 4  # bytes
-HOST_UPDATES_PER_S = 4e9
-"""Parameters that the processors of a node update per second: 1e9 to 1e10 take 0.22 to 2.57 s
-(ZeRO-Offload, arXiv:2101.06840, table 4)."""
 ADAPTER_TENSOR_S = 0.65e-6
 """Time per tensor of an adapter in the optimizer's kernels, of which one covers 36 small tensors:
 21 to 40 us on an H200."""
+HOST_UPDATES_PER_S = 4e9
+"""Parameters that the processors of a node update per second: 1e9 to 1e10 take 0.22 to 2.57 s
+(ZeRO-Offload, arXiv:2101.06840, table 4)."""
 
 
 class PassSeconds(NamedTuple):

@@ -186,7 +186,9 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     if row.integer("clip", 0):
         flags.append("clip")
     if row.text("compile_mode") == "block" or (row.is_rank and row.integer("compiled", 0)):
-        flags.append("compiled_blocks")
+        flags.append("eager_loss")
+    if _is_traced(row) and not row.is_rank:
+        flags.append("traced")
     if row.text("loss_kind") in LOSSES:
         flags.append(LOSSES[row.text("loss_kind")])
     if row.text("loss_kind") == "chunked":

@@ -242,6 +242,9 @@ class GpuPricer:
             return Cost()
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(op, ring, samples)
+        if op.kind == "scatter_add" and self.stack.split_products and not self.stored:
+            scattered = embedding_gradient_bytes(layer, op, self.stack.fp32_table)
+            return Cost(vector_s=float(streaming_s(self.gpu, scattered)), kernels=1)
         if self.stored and not op.matmuls and not is_loss(op):
             if op.steps and self.stack.composed_gelu:  # every step is a kernel
                 return self._steps(op)
@@ -272,10 +275,8 @@ class GpuPricer:
             moved = float(streaming_s(self.gpu, self.stack.routed_bytes * sent))
             total += Cost(vector_s=moved, kernels=1)
         if op.kind in _FUSED or (not op.matmuls and not op.vectors):
-            moved_bytes: float = layer.traffic_bytes(op)
-            if op.kind == "scatter_add" and self.stack.split_products:
-                moved_bytes = embedding_gradient_bytes(layer, op, self.stack.fp32_table)
-            total += Cost(vector_s=float(streaming_s(self.gpu, moved_bytes)), kernels=1)
+            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
+            total += Cost(vector_s=moved, kernels=1)
         return total
 
     def _steps(self, op: Operator) -> Cost:

@@ -86,8 +86,8 @@ class LayerPrices:
         """Return the costs at the clock of a device whose kernels run for a share of the time."""
         if self.mix is None or not isinstance(self.run.gpu, Gpu):
             return self
-        prices, busy_mix = copy(self), KernelMix(*(share * rate for rate in self.mix))
-        prices._set_clock(self.run.gpu, busy_mix)
+        prices = copy(self)
+        prices._set_clock(self.run.gpu, self.mix.times(share))
         return prices
 
     def _set_clock(self, gpu: Gpu, mix: KernelMix) -> None:

@@ -26,6 +26,15 @@ class KernelMix(NamedTuple):
     streaming: float
     """Share of the time."""
 
+    def times(self, share: float) -> KernelMix:
+        """Return the rates over a longer time, of which these kernels take a share."""
+        return KernelMix(*(share * rate for rate in self))
+
+    def beside_streams(self, share: float) -> KernelMix:
+        """Return the rates where streaming kernels take the rest of the time."""
+        products, attention, streaming = self.times(share)
+        return KernelMix(products, attention, streaming + 1 - share)
+
 
 DYNAMIC_POWER = KernelMix(1.90, 2.20, 0.56)
 """Power at the boost clock beyond that of an idle device, as shares of the rating."""
@@ -35,10 +44,26 @@ ATTENTION_CLOCK = 0.86
 """Clock under attention alone over the boost clock: 1.70 of 1.98 GHz on an H200."""
 
 
+def dynamic_power(mix: KernelMix) -> float:
+    """Return the power at the boost clock beyond that of an idle device, over the rating."""
+    return sum(rate * power for rate, power in zip(mix, DYNAMIC_POWER, strict=True))
+
+
 def clock_of_mix(mix: KernelMix) -> float:
     """Return the clock that the power limit leaves, over the boost clock."""
-    dynamic = sum(rate * power for rate, power in zip(mix, DYNAMIC_POWER, strict=True))
-    return float(clock_share(H200_FIT.idle, dynamic, H200_FIT.held))
+    return float(clock_share(H200_FIT.idle, dynamic_power(mix), H200_FIT.held))
+
+
+def drawn_W(gpu: Gpu, mix: KernelMix, busy: float) -> float | None:
+    """Return the mean power of one device whose kernels run for the share `busy` of the time and
+    which else waits for its host, as an idle device does.
+    """
+    if gpu.power_W is None:
+        return None
+    limit_W = H200_FIT.held * (gpu.power_W if gpu.cap_W is None else gpu.cap_W)
+    idle_W = H200_FIT.idle * gpu.power_W
+    busy_W = min(limit_W, idle_W + gpu.power_W * dynamic_power(mix))
+    return busy * busy_W + (1 - busy) * idle_W
 
 
 PUBLISHED_CLOCK = clock_of_mix(PUBLISHED_MIX)
