@@ -322,7 +322,7 @@ def test_a_row_without_a_batch_that_is_timed_by_tokens_is_one_line_with_its_reas
         "line 3 (own-2): global_batch is empty",
         "line 4 (own-3): measured_iter_time_s is 'soon', expected a number",
         "line 5 (own-4): measured_peak_mem_GB is 'much', expected a number",
-        "line 6 (own-5): a peak memory of 1e+27 was never measured",
+        "line 6 (own-5): measured_peak_mem_GB is '1e18', expected 0 to 1e+06 GB",
         "line 7 (own-6): a step time of 8.192e+303 was never measured",
     ]
     assert [line["measured_s"] for line in lines][:5] == ["10", "", "", "20", "20"]
