@@ -48,21 +48,25 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, kind: str = "same") -> subprocess.Popen[bytes]:
-        """A worker with the Atoll that runs here, an edited one, none, or with another numpy."""
+        """A worker with the Atoll that runs here, an edited one, none, with another numpy, or one
+        that Dask pauses for its memory.
+        """
         paths = [str(ATOLL.parent)]
         if kind == "edited atoll":
             copy = self.folder / "edited"
             shutil.copytree(ATOLL, copy / "atoll", ignore=shutil.ignore_patterns("__pycache__"))
-            with (copy / "atoll" / "units.py").open("a", encoding="utf-8") as file:
+            with (copy / "atoll" / "base" / "units.py").open("a", encoding="utf-8") as file:
                 file.write("# edited\n")
             paths = [str(copy)]
-        elif kind != "same":
+        elif kind not in ("same", "paused"):
             custom = self.folder / kind.replace(" ", "-")
             custom.mkdir()
             text = OTHER_NUMPY if kind == "other numpy" else NO_ATOLL
             (custom / "sitecustomize.py").write_text(text, encoding="utf-8")
             paths.insert(0, str(custom))
         words = (self.address, "--no-nanny", "--nthreads", "1", "--no-dashboard")
+        if kind == "paused":  # once it has imported Atoll
+            words += ("--memory-limit", "150MiB")
         worker = self._start(
             "dask_worker", *words, "--local-directory", str(self.folder),
             more={"PYTHONPATH": os.pathsep.join(paths)},

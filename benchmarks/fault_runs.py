@@ -98,14 +98,19 @@ def questions(folder: Path) -> list[Question]:
 class Asked:
     """A question's command, under way in a process group of its own."""
 
-    def __init__(self, question: Question, out: Path, *more: str, clock: int = 0) -> None:
+    def __init__(
+        self, question: Question, out: Path, *more: str, clock: int = 0, full: bool = False
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="atoll-fault-"))
         words = [*question.words, "--out", str(out), "--json", *more]
         command = [sys.executable, __file__, str(self._folder), str(clock), *words]
         self._said = (self._folder / "said").open("w+", encoding="utf-8")
         self._out = (self._folder / "out").open("w+", encoding="utf-8")
         self.process = subprocess.Popen(
-            command, stdout=self._out, stderr=self._said, start_new_session=True
+            command,
+            stdout=os.open("/dev/full", os.O_WRONLY) if full else self._out,
+            stderr=self._said,
+            start_new_session=True,
         )
         self.began = time.monotonic()
 

@@ -6,10 +6,13 @@ Small questions of every kind (chips, their front, evolution, a wafer, a plan) a
 command line in a folder, once in peace and then under faults:
 
 kills      kill -9 at random moments, several times over, on none and two workers
-dask       workers killed, stopped, missing, of other versions or without Atoll; the scheduler
+dask       workers killed, stopped, paused, missing, of other versions (from the start, or late) or
+           without Atoll; the scheduler
            killed, stopped, missing; TLS without certificates; Ctrl-C then
 local      one of two processes killed or stopped; Ctrl-C then
 disk       a file system that is full (a small tmpfs, which only root can mount)
+signals    Ctrl-C, SIGTERM and SIGHUP once the first results are on record
+outputs    standard output on a full disk
 damage     one bit flipped, or the end cut off, in each file of a finished folder
 together   two processes in the same folder
 clock      a clock that jumps by hours to and fro
@@ -138,6 +141,8 @@ DASK: Mapping[str, tuple[Sequence[str], str]] = {
     "a worker with another atoll": (("same", "edited atoll"), ""),
     "a worker without atoll": (("same", "no atoll"), ""),
     "a worker with another numpy": (("same", "other numpy"), ""),
+    "a worker that Dask pauses": (("same", "same", "paused"), ""),
+    "a late worker with another atoll": (("same",), "join edited atoll"),
 }
 """By name: workers, and what happens once the first results are on record."""
 
@@ -161,9 +166,13 @@ def dask(campaign: Campaign, name: str, fault: str) -> Tally:
         how, _, whom = event.partition(" ")
         tally.counts["faults"] += fault != "nothing" and not whom  # there from the start
         if whom and asked.wait_until(lambda: begun(out)):
+            if how == "join":
+                cluster.add(whom)
+                tally.counts["faults"] += 1
+                whom = "0"
             victims = [cluster.scheduler] if whom == "scheduler" else cluster.workers[: int(whom)]
             cluster.send(signal.SIGKILL if how == "kill" else signal.SIGSTOP, *victims)
-            tally.counts["faults"] += 1
+            tally.counts["faults"] += how != "join"
             if how == "interrupt":
                 time.sleep(0.5)
                 asked.process.send_signal(signal.SIGINT)
@@ -198,6 +207,34 @@ def disk(campaign: Campaign, name: str) -> Tally:
         campaign.again(tally, name, out, f"{name}: after a disk of {size} bytes")
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+    return tally
+
+
+def signals(campaign: Campaign, name: str, number: signal.Signals) -> Tally:
+    """A signal once the first results are on record: the best so far, or a sentence."""
+    tally = Tally()
+    out = campaign.fresh()
+    asked = Asked(campaign.asked[name], out, "--workers", "0")
+    if asked.wait_until(lambda: begun(out)):
+        asked.process.send_signal(number)
+        tally.counts["faults"] += 1
+    end = asked.end()
+    if end.code == 128 + number and "Traceback" not in end.said and "atoll: " in end.said:
+        tally.counts["sentence"] += 1
+    else:  # over before its signal
+        tally.add(end, campaign.peace[name], f"{name}: {number.name}")
+    campaign.again(tally, name, out, f"{name}: after {number.name}")
+    return tally
+
+
+def outputs(campaign: Campaign, name: str) -> Tally:
+    """Standard output on a full disk: a sentence; the answer is in the folder."""
+    tally = Tally()
+    out = campaign.fresh()
+    end = Asked(campaign.asked[name], out, "--workers", "0", full=True).end()
+    tally.counts["faults"] += 1
+    tally.add(end, campaign.peace[name], f"{name}: output on a full disk")
+    campaign.again(tally, name, out, f"{name}: after an output on a full disk")
     return tally
 
 
@@ -297,7 +334,9 @@ def seen(folder: Path) -> dict[str, Any]:
 
 # --- The campaign ---------------------------------------------------------------------------------
 
-KINDS = ("kills", "local", "dask", "disk", "damage", "together", "clock")
+KINDS = (
+    "kills", "local", "dask", "disk", "damage", "together", "clock", "signals", "outputs",
+)  # fmt: skip
 
 
 Case = tuple[str, Callable[[Campaign], Tally]]
@@ -326,6 +365,12 @@ def cases(names: Sequence[str], kinds: Sequence[str], count: int) -> Iterator[Ca
             yield from [("full disk", partial(disk, name=name))] * each
         if "together" in kinds:
             yield "two processes", partial(together, name=name)
+        if "signals" in kinds:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                sent = partial(signals, name=name, number=number)
+                yield from [(number.name, sent)] * each
+        if "outputs" in kinds:
+            yield "output on a full disk", partial(outputs, name=name)
         if "clock" in kinds:
             yield "clock", partial(clock, name=name)
         if "damage" in kinds:

@@ -41,6 +41,11 @@ class Reader:
     seeds: Sequence[Seed]
     read: Callable[[Path], Any]
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether it opens the file itself: not a folder, words, or what was pasted."""
+        return self.form not in ("folder", "words") and not self.name.startswith("pasted")
+
 
 def _files(*patterns: str) -> list[bytes]:
     return [path.read_bytes() for pattern in patterns for path in sorted(ROOT.glob(pattern))]

@@ -5,9 +5,10 @@
 Files of every kind that Atoll reads (its own examples, catalogue and answers) are changed with
 their structure in mind (values of other kinds, fields dropped, doubled, misspelt, numbers out of
 all bounds, nesting, aliases) or blindly (bits, truncation, other encodings), and given to what
-reads them. A child process reads one input after the other, with an address space of 3 GiB more
-than it has at the start; the parent ends it when it has computed for 10 s without an answer (or
-waited for two minutes). Counted by reader:
+reads them. One in 25 is a device, a pipe, a file of 1 TiB or a packed one of 8 GiB instead, and one
+in 25 of YAML files has a quantity that nothing has. A child process reads one input after the
+other, with an address space of 3 GiB more than it has at the start; the parent ends it when it has
+computed for 10 s without an answer (or waited for two minutes). Counted by reader:
 
 accepted   an answer whose numbers are all finite, and none that cannot be is negative
 refused    an AtollError (command line: exit code 2)
@@ -15,11 +16,14 @@ traceback  any other exception
 hang       no answer within 10 s of the processor
 memory     the address space is used up, or the process is gone
 nonsense   an answer with NaN, infinity, or a negative number where there is none
+accepted!  an answer although a number of the input is beyond all that exists
+large      more than 1 GiB more resident memory than at the start
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import math
 import multiprocessing
 import os
@@ -43,12 +47,25 @@ from fuzz_changes import Seed, changed
 from fuzz_kinds import Reader, made_answers, readers
 from record import figure, recorded
 
-OUTCOMES = ("accepted", "refused", "traceback", "hang", "memory", "nonsense")
+OUTCOMES = (
+    "accepted", "refused", "traceback", "hang", "memory", "nonsense", "accepted!", "large",
+)  # fmt: skip
 HANG_S = 10.0
 WAIT_S = 120.0
 ROUNDING = 1e-12
 """Differences of equal times come out this little below zero."""
 MEMORY_BYTES = 3 * 2**30
+MOST_RESIDENT_BYTES = 2**30
+SPECIAL = ("zero", "pipe", "long", "bomb")
+"""In place of a file: /dev/zero, a pipe, 1 TiB of nothing, 8 GiB of zeros packed."""
+QUANTITY = re.compile(
+    rb"(?m)^\s*[\w-]+: ([0-9.]+) (?:[KMGTP]i?B(?:/s)?|[GM]Hz|[TP]FLOP/s|W|mm2|[nu]s)\b"
+)
+IMPLAUSIBLE = b"\n# implausible\n"
+"""Ends a file with a quantity that nothing has."""
+BOMB = gzip.compress(bytes(2**20), 1) * 2**13
+SHARE = 0.04
+"""Of inputs that are special, and of those with an implausible number."""
 MAY_BE_NEGATIVE = re.compile(
     r"error|bias|gain|slack|regret|change|difference|saved|worth|shift|^x$|^y$|^id$|^nodes$|source|target"
     r"|^slower$"  # the fastest, beside the simplest of those that take as long
@@ -74,9 +91,25 @@ def nonsense(value: Any, name: str = "") -> str:
 
 
 def changed_input(reader: Reader, seed: int, number: int) -> Seed:
-    """One input of the campaign, the same on every machine."""
+    """One input of the campaign, the same on every machine; special ones by their word."""
     draw = random.Random(f"{seed} {reader.name} {number}")
-    return changed(draw, draw.choice(reader.seeds), reader.form)
+    if reader.reads_files and draw.random() < SHARE:
+        return draw.choice(SPECIAL).encode()
+    content = draw.choice(reader.seeds)
+    if reader.form == "yaml" and draw.random() < SHARE:
+        assert isinstance(content, bytes)
+        return implausible(draw, content)
+    return changed(draw, content, reader.form)
+
+
+def implausible(draw: random.Random, content: bytes) -> bytes:
+    """One quantity of a file, 1e18 or 1e-30 times as large; the file as it is without any."""
+    found = list(QUANTITY.finditer(content))
+    if not found:
+        return content
+    at = draw.choice(found)
+    number = float(at[1]) * draw.choice((1e18, 1e-30))
+    return content[: at.start(1)] + repr(number).encode() + content[at.end(1) :] + IMPLAUSIBLE
 
 
 def outcome(reader: Reader, path: Path) -> tuple[str, str]:
@@ -101,8 +134,18 @@ def place_input(reader: Reader, content: Seed, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     path = folder / reader.file
     path.parent.mkdir(parents=True)
-    if isinstance(content, bytes):
+    if content == b"zero":
+        path.symlink_to("/dev/zero")
+    elif content == b"pipe":
+        os.mkfifo(path)
+    elif content == b"long":
+        path.touch()
+        os.truncate(path, 2**40)
+    elif content == b"bomb":
+        path.write_bytes(BOMB)
+    elif isinstance(content, bytes):
         path.write_bytes(content)
+    if isinstance(content, bytes):
         return path
     path.mkdir()
     for name, inner in content.items():
@@ -114,8 +157,18 @@ def _child(pipe: Connection, reader: Reader, folder: Path) -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, size + MEMORY_BYTES))
+    most = _resident_bytes() + MOST_RESIDENT_BYTES
     while True:
-        pipe.send(outcome(reader, place_input(reader, pipe.recv(), folder)))
+        content = pipe.recv()
+        word, words = outcome(reader, place_input(reader, content, folder))
+        if word == "accepted" and isinstance(content, bytes) and content.endswith(IMPLAUSIBLE):
+            word, words = "accepted!", content.decode()
+        pipe.send(("large", word) if _resident_bytes() > most else (word, words))
+
+
+def _resident_bytes() -> int:
+    """The most that this process has had in memory."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _answers(pipe: Connection, child: int) -> bool:
@@ -159,7 +212,7 @@ def campaign(
             faults[f"{found}: {words}"] += 1
             if keep is not None:
                 place_input(reader, content, keep / f"{reader.name}-{number}-{found}")
-        if found in ("hang", "memory"):
+        if found in ("hang", "memory", "large"):
             child.kill()
             child.join()
             child = None

@@ -319,7 +319,7 @@ def test_a_row_without_a_batch_that_is_timed_by_tokens_is_one_line_with_its_reas
         "line 3 (own-2): global_batch is empty",
         "line 4 (own-3): measured_iter_time_s is 'soon', expected a number",
         "line 5 (own-4): measured_peak_mem_GB is 'much', expected a number",
-        "line 6 (own-5): a peak memory of 1e+27 was never measured",
+        "line 6 (own-5): measured_peak_mem_GB is '1e18', expected 0 to 1e+06 GB",
         "line 7 (own-6): a step time of 8.192e+303 was never measured",
     ]
     assert [line["measured_s"] for line in lines][:5] == ["10", "", "", "20", "20"]
@@ -361,3 +361,21 @@ def test_steps_with_bad_cells_are_skipped_with_their_line(tmp_path: Path) -> Non
     path.write_text(f"{header}\n{first.replace('gpt2,12', 'rnn,12')}\n", encoding="utf-8")
     (reason,) = validate(path).skipped
     assert "line 2 (gpt2-small-8-1024): model_type is 'rnn', but only" in reason
+
+
+def test_rows_that_differ_in_their_measurements_alone_are_priced_once(tmp_path: Path) -> None:
+    rows = [
+        {
+            **ROW,
+            "id": f"a-{number}",
+            "measured_iter_time_s": f"{1 + number % 3}",
+            "micro_batch": size,
+        }
+        for number, size in enumerate(("1", "2", "1", "2", "1"))
+    ]
+    predictions = predict(read_runs(write(tmp_path / "runs.csv", rows)))
+    assert len({id(p.estimate) for p in predictions}) == 2
+    assert [p.predicted for p in predictions] == [
+        predict([p.row])[0].predicted for p in predictions
+    ]
+    assert len({p.time_error for p in predictions}) == 5

@@ -132,15 +132,31 @@ def predicted_run(row: RunRow, estimate: Estimate) -> PredictedRun:
     )
 
 
+MEASURED = (
+    "id", "quality", "step_ms", "peak_bytes", "measured_iter_time_s", "measured_peak_mem_GB",
+    "measured_tokens_per_s_per_device",
+)  # fmt: skip
+"""Columns without effect on a prediction."""
+
+
 def predict(rows: Iterable[RunRow], site: Site | None = None) -> tuple[Prediction, ...]:
-    """Predict every row, at a site if given; an unreadable row gets the reason."""
+    """Predict every row, at a site if given; an unreadable row gets the reason.
+
+    Rows that differ in their measurements alone are priced once.
+    """
     predictions = []
+    priced: dict[frozenset[tuple[str, str]], tuple[PredictedRun, Estimate]] = {}
     for row in rows:
         try:
             row.check()
-            run, layout = run_at_site(row, site) if site else run_from_row(row)
-            estimate = Estimator(run).estimate(layout)
-            prediction = Prediction(row, predicted_run(row, estimate), estimate=estimate)
+            values = {**row.values, "model": row.text("model", row.id)}
+            cells = frozenset(item for item in values.items() if item[0] not in MEASURED)
+            if cells not in priced:
+                run, layout = run_at_site(row, site) if site else run_from_row(row)
+                estimate = Estimator(run).estimate(layout)
+                priced[cells] = predicted_run(row, estimate), estimate
+            predicted, estimate = priced[cells]
+            prediction = Prediction(row, predicted, estimate=estimate)
             _ = prediction.kernel_classes_s  # a profile that cannot be read skips the row
             predictions.append(prediction)
         except AtollError as error:
