@@ -175,6 +175,7 @@ class PlanFields(TypedDict, total=False):
     recompute: Sequence[Literal["none", "selective", "alternate", "full", "optimal"]] | Literal["none", "selective", "alternate", "full", "optimal"] | None
     order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     ties: float | str | None
+    risk: Literal["mean", "median", "p75", "p90"] | None
     time_limit: float | str | None
     workers: int | None
     cluster: str | None
