@@ -11,6 +11,7 @@ from atoll.answers.design import MixedAnswer, TablePlan
 from atoll.answers.designs import CompareAnswer, DesignsAnswer, SweepAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
 from atoll.answers.layout import LaunchFile
+from atoll.answers.measurement import MeasureAnswer
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer, PlanExplanation
 from atoll.answers.search import SearchAnswer, SearchExplanation
@@ -42,6 +43,7 @@ __all__ = [
     "HardwareAnswer",
     "LaunchFile",
     "MappingAnswer",
+    "MeasureAnswer",
     "MixedAnswer",
     "ModelAnswer",
     "ModelsAnswer",
@@ -72,6 +74,7 @@ ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "hardware": (CatalogueAnswer, *get_args(HardwareAnswer)),
     "calibrate": (CalibrationAnswer, SiteCalibration),
     "check": (CheckAnswer,),
+    "measure": (MeasureAnswer, CalibrationAnswer),
     "bench": (BenchAnswer,),
     "validate": (
         OperatorsValidation,

@@ -299,6 +299,11 @@ class PlanQuestion(FilesQuestion, RunQuestion):
         "Layouts so near the fastest count as equal: the simplest with room in memory is named.",
         LAYOUT, TIES, shown="1%, of chips 0",
     )  # fmt: skip
+    measure: Count | None = option(
+        "Run so many of the best layouts on the local GPU (`atoll measure`), calibrate on them and "
+        "plan again, until the best layout stays.",
+        "Measurements", None, shown="none", exclude=True,
+    )  # fmt: skip
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None
     cluster: f.Cluster = None

@@ -161,29 +161,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         operators = total((c.forward + c.backward).times(c.repeat) for c in costs)
         return {name: part_s / operators.total_s for name, part_s in operators.origins_s.items()}
 
-    def compute_s(self, stage: int) -> float:
-        """Return the seconds per step of one rank of a stage without communication and waiting."""
-        step, stage_time = self.step, self.stages[stage]
-        passes = stage_time.forward, stage_time.backward, stage_time.recompute
-        pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
-        microbatches = self.layout.microbatches(self.run.global_batch)
-        return microbatches * pass_s + step.accumulate_s + step.optimizer_s
-
     @cached_property
     def kernel_classes_s(self) -> dict[str, float]:
         """Seconds of kernels per step by class (`KERNEL_CLASSES`), on the slowest stage."""
         slowest = max(range(self.layout.pp), key=lambda stage: self.stages[stage].total_s)
-        return self.stage_classes_s(slowest)
-
-    def stage_classes_s(self, stage: int) -> dict[str, float]:
-        """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
-        estimator, step = Estimator(self.run), self.step
-        stepper, shares = estimator.shares(self.layout)
-        chunks, policy = shares[stage], self.policies[stage]
-        passes_s = pass_classes_s(estimator, self.layout, chunks, policy)
-        times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
-        times_s["streaming"] += step.accumulate_s
-        return times_s | {"optimizer": step.optimizer_s}
+        return stage_classes_s(self, slowest)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -319,6 +301,26 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         title, facts, parts_s = self.summary()
         rows = [f"  {name:<12}{value}" for name, value in facts]
         return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
+
+
+def rank_compute_s(estimate: Estimate, stage: int) -> float:
+    """Return the seconds per step of one rank of a stage without communication and waiting."""
+    step, stage_time = estimate.step, estimate.stages[stage]
+    passes = stage_time.forward, stage_time.backward, stage_time.recompute
+    pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
+    microbatches = estimate.layout.microbatches(estimate.run.global_batch)
+    parts_s = microbatches * pass_s + step.accumulate_s + step.optimizer_s
+    return parts_s * estimate.run.stack.slack
+
+
+def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
+    """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
+    estimator, step = Estimator(estimate.run), estimate.step
+    stepper, shares = estimator.shares(estimate.layout)
+    passes_s = pass_classes_s(estimator, estimate.layout, shares[stage], estimate.policies[stage])
+    times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
+    times_s["streaming"] += step.accumulate_s
+    return times_s | {"optimizer": step.optimizer_s}
 
 
 class Estimator(LayerPrices):
