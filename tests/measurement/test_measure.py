@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.answers.measurement import MeasureAnswer
+from atoll.answers.plan import MeasureAnswer
 from atoll.answers.validation import RunsValidation, SiteCalibration
 from atoll.base.errors import AtollError
 from atoll.measurement.device_profile import write_profile

@@ -11,9 +11,8 @@ from atoll.answers.design import MixedAnswer, TablePlan
 from atoll.answers.designs import CompareAnswer, DesignsAnswer, SweepAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
 from atoll.answers.layout import LaunchFile
-from atoll.answers.measurement import MeasureAnswer
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
-from atoll.answers.plan import EstimateAnswer, PlanAnswer, PlanExplanation
+from atoll.answers.plan import EstimateAnswer, MeasureAnswer, PlanAnswer, PlanExplanation
 from atoll.answers.search import SearchAnswer, SearchExplanation
 from atoll.answers.validation import (
     BenchAnswer,

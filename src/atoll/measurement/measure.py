@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.answers.answer import read_answer
-from atoll.answers.measurement import MeasureAnswer, MeasuredRank
-from atoll.answers.plan import EstimateAnswer, PlanAnswer
+from atoll.answers.plan import EstimateAnswer, MeasureAnswer, MeasuredRank, PlanAnswer
 from atoll.answers.validation import CalibrationAnswer
 from atoll.base.errors import AtollError
 from atoll.calibration.site import calibrate_site

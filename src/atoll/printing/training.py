@@ -15,8 +15,7 @@ from atoll.printing.console import Output, bar, plain_table, print_error_table, 
 
 if TYPE_CHECKING:
     from atoll.answers.layout import LaunchFile
-    from atoll.answers.measurement import MeasureAnswer
-    from atoll.answers.plan import PlanExplanation
+    from atoll.answers.plan import MeasureAnswer, PlanExplanation
     from atoll.answers.validation import BetterLayout, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate

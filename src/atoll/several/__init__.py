@@ -15,7 +15,7 @@ from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
     from atoll.answers.designs import CompareAnswer, SweepAnswer
-    from atoll.answers.measurement import MeasureAnswer
+    from atoll.answers.plan import MeasureAnswer
     from atoll.answers.validation import BenchAnswer, CalibrationAnswer
     from atoll.questions import EstimateQuestion, PlanQuestion, SearchQuestion, keywords
     from atoll.questions.verbs import MeasureQuestion
