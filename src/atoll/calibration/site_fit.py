@@ -307,6 +307,8 @@ def fit_runs(
         after=_error(best.residuals),
         left_out=_error(best.left_out) if len(timed) > 1 else None,
     )
+    # Ranks without communication say nothing of how far off complete steps are.
+    judges_steps = len(timed) > 1 and all(t.stage is None for t in timed)
     devices = ", ".join(dict.fromkeys(t.run.gpu.name for t in timed))
     site = site_at(
         best.point,
@@ -316,8 +318,8 @@ def fit_runs(
         stack=best.variant.stack,
         attention=best.variant.attention,
         runs=len(timed),
-        error=errors.left_out,
-        reach=_reach(best.left_out) if len(timed) > 1 else None,
+        error=errors.left_out if judges_steps else None,
+        reach=_reach(best.left_out) if judges_steps else None,
     )
     software = (
         build_from(SoftwareFit, mixture.variant, evidence=mixture.evidence)

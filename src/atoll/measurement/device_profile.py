@@ -19,7 +19,7 @@ from atoll.files.yamlfile import field_by_key
 from atoll.hardware.gpu import Gpu, GpuFile, load_gpu
 
 LIMIT_S = 1800.0
-"""Longest time of the operators; they take about ten minutes."""
+"""Longest time of the operators."""
 UNITS = {"flops": " FLOP/s", "Bps": " B/s", "bytes": " B", "Hz": " Hz", "s": " s", "W": " W",
          "mm2": " mm2"}  # fmt: skip
 
