@@ -1,8 +1,8 @@
-"""List the ranks of layouts that were measured on one H200, as jobs of `atoll.measure`.
+"""List the ranks of layouts that were measured on one H200, as jobs of `atoll.measurement`.
 
     python measure_ranks.py --out jobs.jsonl           # the jobs, about 240
     python measure_ranks.py --out jobs.jsonl --tiny    # tiny models, to rehearse on the CPU
-    python -m atoll.measure.runner jobs.jsonl records.jsonl --limit 60 --budget 540
+    python -m atoll.measurement.runner jobs.jsonl records.jsonl --limit 60 --budget 540
     python measure_ranks.py --out jobs.jsonl --records records.jsonl --rows h200_ranks_2.csv
 
 Models are cut to a few blocks. `half` says which half of the data a row belongs to; it depends on
@@ -24,9 +24,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from atoll.files.csvfile import write_csv
-from atoll.measure.rank_job import GIB, RankJob
-from atoll.measure.rows import COLUMNS, rank_row
-from atoll.measure.runner import MEASURED, write_jobs
+from atoll.measurement.rank_job import GIB, RankJob
+from atoll.measurement.rows import COLUMNS, rank_row
+from atoll.measurement.runner import MEASURED, write_jobs
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = LINEAR[:4]

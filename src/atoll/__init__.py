@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         SearchQuestion,
         WaferQuestion,
     )
-    from atoll.several import bench, compare, sweep
+    from atoll.several import bench, compare, measure, sweep
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
@@ -76,6 +76,7 @@ __all__ = [
     "estimate",
     "list_models",
     "load",
+    "measure",
     "place",
     "plan",
     "search",
@@ -96,7 +97,7 @@ _PLACES = {
     "atoll.questions": (
         *("EstimateQuestion", "PlanQuestion", "PodsQuestion", "SearchQuestion", "WaferQuestion"),
     ),
-    "atoll.several": ("bench", "compare", "sweep"),
+    "atoll.several": ("bench", "compare", "measure", "sweep"),
     "atoll.training.estimate": ("Estimate",),
     "atoll.training.mixed.plan": ("MixedPlan",),
     "atoll.training.planner.plan": ("Plan",),

@@ -414,6 +414,11 @@ def plan(
             question, stop, progress
         )
         return pods
+    if question.measure is not None:
+        measured: Plan = import_named("atoll.measurement.measure:plan_measured")(
+            question, lambda again: plan(job=again, stop=stop, progress=progress)
+        )
+        return measured
     means = ExecutionOptions(question.out, question.workers, question.cluster)
 
     def prepare(limit: Stop) -> PlanProblem:

@@ -50,6 +50,7 @@ KEYWORDS: dict[str, tuple[type[Question], ...]] = {
     "CheckFields": (verbs.CheckQuestion,),
     "EstimateFields": (EstimateQuestion, MappingQuestion),
     "LayoutFields": (LayoutQuestion,),
+    "MeasureFields": (verbs.MeasureQuestion,),
     "ModelsFields": (verbs.ModelsQuestion,),
     "PlaceFields": (verbs.PlaceQuestion,),
     "PlanFields": (PlanQuestion, PodsQuestion),

@@ -12,7 +12,7 @@ from atoll.answers.designs import CompareAnswer, DesignsAnswer, SweepAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
 from atoll.answers.layout import LaunchFile
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
-from atoll.answers.plan import EstimateAnswer, PlanAnswer, PlanExplanation
+from atoll.answers.plan import EstimateAnswer, MeasureAnswer, PlanAnswer, PlanExplanation
 from atoll.answers.search import SearchAnswer, SearchExplanation
 from atoll.answers.validation import (
     BenchAnswer,
@@ -42,6 +42,7 @@ __all__ = [
     "HardwareAnswer",
     "LaunchFile",
     "MappingAnswer",
+    "MeasureAnswer",
     "MixedAnswer",
     "ModelAnswer",
     "ModelsAnswer",
@@ -72,6 +73,7 @@ ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "hardware": (CatalogueAnswer, *get_args(HardwareAnswer)),
     "calibrate": (CalibrationAnswer, SiteCalibration),
     "check": (CheckAnswer,),
+    "measure": (MeasureAnswer, CalibrationAnswer),
     "bench": (BenchAnswer,),
     "validate": (
         OperatorsValidation,

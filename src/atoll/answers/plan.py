@@ -1,4 +1,4 @@
-"""`atoll plan` and `atoll estimate`: the content of plan.json and of `--json`."""
+"""`atoll plan`, `atoll estimate` and `atoll measure`: the content of plan.json and of `--json`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue
 
 from atoll.answers.answer import (
     Amount,
+    Answer,
     Count,
     DrawnAnswer,
     Explanation,
@@ -333,3 +334,36 @@ class PlanExplanation(Explanation):
     interval: Interval
     uncertainty: Uncertainty | None = None
     runners_up: tuple[SlowerLayout, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRank:
+    """A rank that ran on the local device without communication, and what was predicted of it."""
+
+    id: str
+    stage: int
+    rank: int
+    outcome: str
+    """ok, oom (it ran out of memory, a result), or error, time, died with the reason in `error`."""
+    step_time_s: float | None = None
+    predicted_step_time_s: float | None = None
+    allocated_bytes: float | None = None
+    predicted_allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
+    predicted_reserved_bytes: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureAnswer(Answer):
+    """Ranks of a layout, measured on one device."""
+
+    kind: Literal["measured-ranks"] = "measured-ranks"
+    format: Literal[1] = 1
+    layout: str
+    ranks: tuple[MeasuredRank, ...]
+    rows: str
+    """Table with a row per rank that has a result."""
+    commands: tuple[str, ...] = ()
+    """With `--dry-run`: the command; it reads `jobs`, one per line, from jobs.jsonl."""
+    jobs: tuple[Mapping[str, JsonValue], ...] = ()

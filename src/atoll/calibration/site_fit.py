@@ -27,7 +27,7 @@ from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.tools.stack import CHIP, STACKS
-from atoll.training.estimate import Estimator
+from atoll.training.estimate import Estimator, rank_compute_s
 from atoll.training.run import Run
 from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlaps, Site
 from atoll.validation.row_runs import run_at_site
@@ -69,6 +69,8 @@ class TimedRun:
     run: Run
     at: Callable[[Site], tuple[Run, Layout]]
     log_s: float
+    stage: int | None = None
+    """Stage of a rank that was measured without communication; None: the step of all ranks."""
 
 
 class SoftwareVariant:
@@ -79,6 +81,7 @@ class SoftwareVariant:
         read = [t.at(site) for t in timed]
         self.runs = [run for run, _ in read]
         self.layouts = [layout for _, layout in read]
+        self.stages = [t.stage for t in timed]
         self.measured = np.array([t.log_s for t in timed])
         self.key = tuple((run.stack.name, run.attention) for run in self.runs)
         others = np.array(self.key) != np.array(
@@ -96,8 +99,14 @@ class SoftwareVariant:
         """Return log predicted times at logarithms of parameters over their priors' means."""
         site = site_at(point)
         times_s = []
-        for estimator, run, layout in zip(self._estimators, self.runs, self.layouts, strict=True):
-            times_s.append(estimator.at(run.at(site)).step_s(layout))
+        for estimator, run, layout, stage in zip(
+            self._estimators, self.runs, self.layouts, self.stages, strict=True
+        ):
+            at_site = estimator.at(run.at(site))
+            if stage is None:
+                times_s.append(at_site.step_s(layout))
+            else:
+                times_s.append(rank_compute_s(at_site.estimate(layout), stage))
         return np.log(times_s)
 
 
@@ -298,6 +307,8 @@ def fit_runs(
         after=_error(best.residuals),
         left_out=_error(best.left_out) if len(timed) > 1 else None,
     )
+    # Ranks without communication say nothing of how far off complete steps are.
+    judges_steps = len(timed) > 1 and all(t.stage is None for t in timed)
     devices = ", ".join(dict.fromkeys(t.run.gpu.name for t in timed))
     site = site_at(
         best.point,
@@ -307,8 +318,8 @@ def fit_runs(
         stack=best.variant.stack,
         attention=best.variant.attention,
         runs=len(timed),
-        error=errors.left_out,
-        reach=_reach(best.left_out) if len(timed) > 1 else None,
+        error=errors.left_out if judges_steps else None,
+        reach=_reach(best.left_out) if judges_steps else None,
     )
     software = (
         build_from(SoftwareFit, mixture.variant, evidence=mixture.evidence)
@@ -350,7 +361,8 @@ def _timed(path: str | Path, base: Site, device: str) -> tuple[list[TimedRun], l
             raise AtollError(f"{row.where}: no step time and no tokens/s")
         run, layout = run_at_site(row, base)
         Estimator(run).estimate(layout)
-        return TimedRun(run, partial(run_at_site, row), float(np.log(row.time_s)))
+        stage = row.integer("pp_rank", 0) if row.is_rank else None
+        return TimedRun(run, partial(run_at_site, row), float(np.log(row.time_s)), stage)
 
     timed, reasons = read_each(read_runs(path, device), read)
     skipped = list(reasons)

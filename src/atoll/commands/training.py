@@ -46,9 +46,18 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
 
     if swept(question, as_json):
         return
+    shown, later = printing_training, question.model_copy(update=_LATER)
     with interruptible(began, "layouts", kernels=False) as (stop, show):
-        result = run(job=question.model_copy(update=_LATER), stop=stop, progress=show)
-    shown = printing_training
+        if question.measure is None:
+            result = run(job=later, stop=stop, progress=show)
+        else:
+            from atoll.measurement.measure import plan_measured
+
+            result = plan_measured(
+                later,
+                lambda again: run(job=again, stop=stop, progress=show),
+                None if as_json else shown.print_measured,
+            )
     answer(result, as_json, shown.print_plan if isinstance(result, Plan) else shown.print_mixed)
     leave_if_interrupted(stop, question.out)
     _write_launch_file(question, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from atoll.printing.console import Output, bar, plain_table, print_error_table, 
 
 if TYPE_CHECKING:
     from atoll.answers.layout import Interval, LaunchFile, Uncertainty
-    from atoll.answers.plan import PlanExplanation
+    from atoll.answers.plan import MeasureAnswer, PlanExplanation
     from atoll.answers.validation import BetterLayout, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
@@ -177,6 +178,32 @@ def print_plan_explanation(shown: PlanExplanation) -> None:
         console.print(f"named is {shown.choice}")
         proof = f"the fastest is {proof[0].lower()}{proof[1:]}"
     console.print(proof)
+
+
+def print_measured(shown: MeasureAnswer) -> None:
+    """Ranks of a layout, or with --dry-run the command that would measure them."""
+    console = Output()
+    for words in shown.commands:
+        console.print(f"# jobs.jsonl, then: {words}")
+    for job in shown.jobs:
+        print(json.dumps(dict(job)))
+    for rank in shown.ranks:
+        console.print(f"rank {rank.rank} (stage {rank.stage}) of {shown.layout}: {rank.outcome}")
+        if rank.error:
+            console.print(f"  {rank.error}")
+        for name, measured, predicted, show in (
+            ("compute", rank.step_time_s, rank.predicted_step_time_s, format_seconds),
+            ("allocated", rank.allocated_bytes, rank.predicted_allocated_bytes, format_bytes),
+            ("reserved", rank.reserved_bytes, rank.predicted_reserved_bytes, format_bytes),
+        ):
+            if measured and predicted:
+                error = predicted / measured - 1
+                console.print(
+                    f"  {name:<10} measured {show(measured)}, predicted {show(predicted)} "
+                    f"({error:+.1%})"
+                )
+    if shown.ranks:
+        console.print(f"rows added to {shown.rows}; atoll calibrate {shown.rows} --out site.yaml")
 
 
 def print_runs(shown: RunsValidation) -> None:

@@ -104,6 +104,7 @@ COMMANDS: Mapping[str, "tuple[type[Question], ...]"] = _QuestionTable(
         "hardware": ("HardwareQuestion",),
         "calibrate": ("CalibrateQuestion",),
         "validate": ("ValidateQuestion",),
+        "measure": ("MeasureQuestion",),
         "bench": ("BenchQuestion",),
         "mcp": ("McpQuestion",),
         "schema": ("SchemaQuestion",),

@@ -304,6 +304,11 @@ class PlanQuestion(FilesQuestion, RunQuestion):
         "Rank layouts by the mean of the step time's distribution, its median or a quantile.",
         LAYOUT, "mean", shown="mean; of chips median",
     )  # fmt: skip
+    measure: Count | None = option(
+        "Run so many of the best layouts on the local GPU (`atoll measure`), calibrate on them and "
+        "plan again, until the best layout stays.",
+        "Measurements", None, shown="none", exclude=True,
+    )  # fmt: skip
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None
     cluster: f.Cluster = None

@@ -121,6 +121,56 @@ class LayoutFields(TypedDict, total=False):
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     blocks: Sequence[int] | int | None
 
+class MeasureFields(TypedDict, total=False):
+    tokens: float | str | None
+    price: float | str | None
+    mtbf: float | str | None
+    checkpoint: float | str | None
+    restart: float | str | None
+    vocab: int | None
+    set: Sequence[str] | str | None
+    from_: str | None
+    batch: int | None
+    sequence: int | None
+    network: str | None
+    site: str | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo"] | str | Stack | None
+    overlap: str | None
+    cuda_graphs: str | None
+    flags: str | None
+    dropout: float | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    method: Literal["pretrain", "sft", "lora"] | None
+    lora_rank: int | None
+    lora_targets: str | None
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
+    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    operators: Literal["model", "measured"] | None
+    imbalance: float | str | None
+    headroom: float | str | None
+    power_cap: float | str | None
+    tp: int | None
+    pp: int | None
+    cp: int | None
+    ep: int | None
+    etp: int | None
+    dp: int | None
+    vpp: int | None
+    microbatch: int | None
+    sp: bool | None
+    zero: Literal[0, 1, 2, 3] | None
+    hsdp: int | None
+    recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
+    order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
+    blocks: Sequence[int] | int | None
+    ranks: Sequence[Literal["first", "last", "fullest"]] | Literal["first", "last", "fullest"] | None
+    backend: Literal["cuda", "cpu"] | None
+    limit: float | str | None
+    append: str | Path | None
+    dry_run: bool | None
+    device_profile: str | Path | None
+
 class ModelsFields(TypedDict, total=False):
     microbatch: int | None
     sequence: int | None
@@ -176,6 +226,7 @@ class PlanFields(TypedDict, total=False):
     order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     ties: float | str | None
     risk: Literal["mean", "median", "p75", "p90"] | None
+    measure: int | None
     time_limit: float | str | None
     workers: int | None
     cluster: str | None

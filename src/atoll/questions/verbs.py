@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
 
+from atoll.base.registry import import_named
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.devices import LaunchQuestion, LengthQuestion, SiteFile
-from atoll.questions.fields import LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, NonNegative
-from atoll.questions.question import OUTPUT, Named, Question, Several, option
+from atoll.questions.devices import (
+    LaunchQuestion,
+    LayoutQuestion,
+    LengthQuestion,
+    RunQuestion,
+    SiteFile,
+)
+from atoll.questions.fields import LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, NonNegative
+from atoll.questions.question import OUTPUT, Named, Question, Seconds, Several, locate, option
 
 MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
 Folder = Annotated[
@@ -285,6 +293,51 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
     )
     arguments = ("file", "script_args")
     positional = ("file",)
+
+
+class MeasureQuestion(LayoutQuestion, RunQuestion):
+    """Run ranks of a layout on the local GPU without communication: peak memory, compute time.
+
+    The training tool runs in a child process, with random weights and a fake process group for all
+    other ranks. The rows are read by validate and calibrate.
+    """
+
+    from_: Annotated[str, Named(file=True)] | None = option(
+        "Folder that `atoll plan --out` wrote, or a launch file; options override it.",
+        LAUNCH, None, shown="none",
+    )  # fmt: skip
+    device: Measured = "h200"
+    devices: f.Devices = 1
+    batch: f.Batch = 1
+    ranks: Annotated[tuple[Literal["first", "last", "fullest"], ...], Several] = option(
+        "Pipeline stages to run a rank of: the first, the last, the fullest in memory.",
+        MEASURED, ("first", "last", "fullest"),
+    )  # fmt: skip
+    backend: Literal["cuda", "cpu"] = option("Where ranks run; cpu is for tests.", MEASURED, "cuda")
+    limit: Seconds = option("Longest time of a rank.", MEASURED, 600.0, shown="10 min")
+    append: Path = option(
+        "Add a row per rank to this table (CSV).", OUTPUT, Path("measured.csv"), writes=True
+    )
+    dry_run: bool = option("Print the command and its jobs, and run nothing.", OUTPUT, False)
+    device_profile: Path | None = option(
+        "Time this GPU's operators instead, and write its device file (YAML) here.", MEASURED,
+        None, shown="none", writes=True,
+    )  # fmt: skip
+    example = "atoll measure --from plans/mine --dry-run"
+
+    @classmethod
+    def needed(cls, given: Container[str]) -> list[str]:
+        return [] if "device_profile" in given else super().needed(given)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_plan(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Fill fields that are not set from the plan in `from_`; leave launch files to others."""
+        if not isinstance(fields, dict) or fields.get("from_") is None:
+            return fields
+        file = locate(str(fields["from_"]), info)
+        planned = import_named("atoll.measurement.measure:plan_fields")(cls, file)
+        return fields if planned is None else planned | {**fields, "from_": None}
 
 
 class McpQuestion(Question):

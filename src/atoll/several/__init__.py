@@ -1,5 +1,5 @@
-"""Several answers together: one question with other values (`sweep`), runs side by side, and other
-predictors' answers beside ours (`bench`).
+"""Several answers together: one question with other values (`sweep`), runs side by side, other
+predictors' answers (`bench`) and measured ranks (`measure`) beside ours.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from atoll.questions.texts import described_by
 
 if TYPE_CHECKING:
     from atoll.answers.designs import CompareAnswer, SweepAnswer
-    from atoll.answers.validation import BenchAnswer
+    from atoll.answers.plan import MeasureAnswer
+    from atoll.answers.validation import BenchAnswer, CalibrationAnswer
     from atoll.questions import EstimateQuestion, PlanQuestion, SearchQuestion, keywords
+    from atoll.questions.verbs import MeasureQuestion
 
     Swept = PlanQuestion | EstimateQuestion | SearchQuestion
 
@@ -105,3 +107,37 @@ def bench(
     return bench_files(
         ask({"bench": questions.verbs.BenchQuestion}, None, {"files": files, **fields})
     )
+
+
+@described_by("measure")
+def measure(
+    model: str | None = None,
+    device: str | None = None,
+    devices: int | None = None,
+    *,
+    job: MeasureQuestion | None = None,
+    **fields: Unpack[keywords.MeasureFields],
+) -> MeasureAnswer | CalibrationAnswer:
+    """Ranks of a layout, run by the training tool on the local GPU without communication.
+
+    Args:
+        job: A question; keywords override its fields.
+
+    Returns:
+        Time and memory of every rank, predicted and measured; with `device_profile` the
+        calibration of the GPU.
+
+    Raises:
+        AtollError: There is no GPU, the tool is not installed, or it cannot run the layout.
+
+    Examples:
+        >>> import atoll
+        >>> answer = atoll.measure("llama3-8b", "h200", 8, batch=8, tool="torchtitan",
+        ...                        dry_run=True)
+        >>> answer.jobs[0]["fsdp"]
+        8
+    """
+    from atoll.measurement.measure import measure as run
+
+    arguments = {"model": model, "device": device, "devices": devices, **fields}
+    return run(ask({"measure": questions.verbs.MeasureQuestion}, job, arguments))

@@ -223,55 +223,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         operators = total((c.forward + c.backward).times(c.repeat) for c in costs)
         return {name: part_s / operators.total_s for name, part_s in operators.origins_s.items()}
 
-    def compute_s(self, stage: int) -> float:
-        """Return the time of one rank of a stage without communication and waiting.
-
-        Returns:
-            Seconds per step.
-
-        Examples:
-            >>> import atoll
-            >>> estimate = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
-            >>> 0 < estimate.compute_s(0) < estimate.step.time_s
-            True
-        """
-        step, stage_time = self.step, self.stages[stage]
-        passes = stage_time.forward, stage_time.backward, stage_time.recompute
-        pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
-        microbatches = self.layout.microbatches(self.run.global_batch)
-        return microbatches * pass_s + step.accumulate_s + step.optimizer_s
-
     @cached_property
     def kernel_classes_s(self) -> dict[str, float]:
         """Seconds of kernels per step by class (`KERNEL_CLASSES`), on the slowest stage."""
         slowest = max(range(self.layout.pp), key=lambda stage: self.stages[stage].total_s)
-        return self.stage_classes_s(slowest)
-
-    def stage_classes_s(self, stage: int) -> dict[str, float]:
-        """Return the time of kernels on a stage by class (`KERNEL_CLASSES`).
-
-        Returns:
-            Seconds per step by class.
-
-        Examples:
-            >>> import atoll
-            >>> "products" in atoll.estimate("gpt2-xl", "h100", 8, batch=64).stage_classes_s(0)
-            True
-        """
-        estimator, step = Estimator(self.run), self.step
-        stepper = estimator.shares(self.layout)[0]
-        policy = self.policies[stage]
-
-        def classes_s(prices: Estimator) -> dict[str, float]:
-            chunks = prices.shares(self.layout)[1][stage]
-            passes_s = pass_classes_s(prices, self.layout, chunks, policy)
-            times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
-            times_s["streaming"] += step.accumulate_s
-            return times_s | {"optimizer": step.optimizer_s}
-
-        # Where the host or others limit the step, the device draws less and keeps a higher clock.
-        busy_s = sum(classes_s(estimator).values())
-        return classes_s(estimator.busy_for(min(1.0, busy_s / step.time_s)))
+        return stage_classes_s(self, slowest)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -416,6 +372,34 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         title, facts, parts_s = self.summary()
         rows = [f"  {name:<12}{value}" for name, value in facts]
         return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
+
+
+def rank_compute_s(estimate: Estimate, stage: int) -> float:
+    """Return the seconds per step of one rank of a stage without communication and waiting."""
+    step, stage_time = estimate.step, estimate.stages[stage]
+    passes = stage_time.forward, stage_time.backward, stage_time.recompute
+    pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
+    microbatches = estimate.layout.microbatches(estimate.run.global_batch)
+    parts_s = microbatches * pass_s + step.accumulate_s + step.optimizer_s
+    return parts_s * estimate.run.stack.slack
+
+
+def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
+    """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
+    estimator, step, layout = Estimator(estimate.run), estimate.step, estimate.layout
+    stepper = estimator.shares(layout)[0]
+    policy = estimate.policies[stage]
+
+    def classes_s(prices: Estimator) -> dict[str, float]:
+        chunks = prices.shares(layout)[1][stage]
+        passes_s = pass_classes_s(prices, layout, chunks, policy)
+        times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
+        times_s["streaming"] += step.accumulate_s
+        return times_s | {"optimizer": step.optimizer_s}
+
+    # Where the host or others limit the step, the device draws less and keeps a higher clock.
+    busy_s = sum(classes_s(estimator).values())
+    return classes_s(estimator.busy_for(min(1.0, busy_s / step.time_s)))
 
 
 class Estimator(LayerPrices):

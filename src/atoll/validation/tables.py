@@ -194,10 +194,10 @@ def read_runs(
     """Read the runs of a file, or the steps of one device."""
     if not is_step_table(read_csv(path)[0]):
         return read_rows(path, required, RunRow)
-    return tuple(_with_run(r, str(path), device) for r in read_rows(path, STEP_COLUMNS, RunRow))
+    return tuple(with_run(r, str(path), device) for r in read_rows(path, STEP_COLUMNS, RunRow))
 
 
-def _with_run(row: RunRow, path: str, device: str) -> RunRow:
+def with_run(row: RunRow, path: str, device: str) -> RunRow:
     """Return a step with the columns of a run on one device, or on all of a rank's world."""
     sizes = row.text("model") or row.text("family"), row.text("mbs"), row.text("seq")
     cells = {"id": row.id or "-".join(sizes), "source": path, "device": device}

@@ -16,7 +16,7 @@ import numpy as np
 from atoll.answers.validation import Errors, GroupErrors, Regret, RunsValidation, WorstRun
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
-from atoll.training.estimate import Estimate, Estimator
+from atoll.training.estimate import Estimate, Estimator, rank_compute_s, stage_classes_s
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
 from atoll.training.run import Run
 from atoll.training.site import Site
@@ -83,7 +83,7 @@ class Prediction:
             return {}
         predicted_s = self.estimate.kernel_classes_s
         if self.row.is_rank:
-            predicted_s = self.estimate.stage_classes_s(self.row.integer("pp_rank", 0))
+            predicted_s = stage_classes_s(self.estimate, self.row.integer("pp_rank", 0))
         pairs = {n: (measured_s.get(n, 0.0), time_s) for n, time_s in predicted_s.items()}
         return pairs | {TOTAL: (sum(m for m, _ in pairs.values()), sum(predicted_s.values()))}
 
@@ -109,7 +109,7 @@ def predicted_run(row: RunRow, estimate: Estimate) -> PredictedRun:
         stage = row.integer("pp_rank", 0)
         memory = estimate.memory[stage]
         return PredictedRun(
-            time_s=estimate.compute_s(stage),
+            time_s=rank_compute_s(estimate, stage),
             peak_bytes=memory.allocated,
             stage_bytes=tuple(memory.allocated for memory in estimate.memory),
             fits=memory.needed <= run.capacity_bytes,

@@ -1,6 +1,6 @@
 """Child process: times operators of the local GPU and writes a table that `atoll calibrate` reads.
 
-    python -m atoll.measure.operators OPERATORS.csv
+    python -m atoll.measurement.operators OPERATORS.csv
 
 Needs PyTorch and no other part of Atoll. The last line of standard output is a JSON object with
 the device: its sizes, clock and power under load, and the host's time per launch.
@@ -92,7 +92,7 @@ def streaming() -> Iterator[Timed]:
     norms: dict[str, Any] = {"layernorm": functional.layer_norm, "rmsnorm": functional.rms_norm}
     for m, n in ((1024, 4096), (4096, 8192), (16384, 4096), (16384, 12288)):
         x, y, scale = _random(m, n, grad=True), _random(m, n, grad=True), _random(n, grad=True)
-        yield from _both("add", m, n, torch.add, [x, y])
+        yield "add_fwd", {"m": m, "n": n}, partial(torch.add, x, y)  # backward has no kernel
         yield from _both("mul", m, n, torch.mul, [x, y])
         for name, function in unary.items():
             yield from _both(name, m, n, function, [x])

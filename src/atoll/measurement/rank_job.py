@@ -14,7 +14,7 @@ class RankJob:
 
     id: str
     tool: str
-    """transformers (FSDP2, DDP, PEFT, DTensor tensor parallelism), torchtitan or megatron-lm."""
+    """transformers (FSDP2, DDP, PEFT, DTensor tensor parallelism) or torchtitan."""
     config: dict[str, Any]
     """Hugging Face configuration; its number of layers is that of the whole model."""
     rank: int = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from atoll.measure.rank_job import RankJob
+from atoll.measurement.rank_job import RankJob
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 Mark = Callable[[str], None]

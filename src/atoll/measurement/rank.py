@@ -1,6 +1,6 @@
 """Child process: runs ranks of layouts one after another and writes one line of JSON for each.
 
-    python -m atoll.measure.rank JOBS.jsonl [--start N] [--device cuda]
+    python -m atoll.measurement.rank JOBS.jsonl [--start N] [--device cuda]
 
 Needs PyTorch and the training tool, and no other part of Atoll. What the software prints goes to
 standard error.
@@ -31,16 +31,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-from atoll.measure.collectives import patch_collectives
-from atoll.measure.rank_job import RankJob
-from atoll.measure.rank_step import RankStep, local_part
+from atoll.measurement.collectives import patch_collectives
+from atoll.measurement.rank_job import RankJob
+from atoll.measurement.rank_step import RankStep, local_part
 
 BUILDERS = {
-    "transformers": "atoll.measure.build_transformers",
-    "torchtitan": "atoll.measure.build_torchtitan",
-    "megatron-lm": "atoll.measure.build_megatron",
+    "transformers": "atoll.measurement.build_transformers",
+    "torchtitan": "atoll.measurement.build_torchtitan",
 }
-PACKAGES = ("torch", "transformers", "torchtitan", "peft", "megatron-core", "triton")
+PACKAGES = ("torch", "transformers", "torchtitan", "peft", "triton")
 Record = dict[str, Any]
 
 

@@ -1,6 +1,6 @@
 """Runs jobs in child processes with a time limit and appends one line of JSON per job.
 
-    python -m atoll.measure.runner JOBS.jsonl RECORDS.jsonl [--limit 300] [--budget 540]
+    python -m atoll.measurement.runner JOBS.jsonl RECORDS.jsonl [--limit 300] [--budget 540]
 
 Needs the standard library only. A child runs jobs one after another; if it dies or a job takes too
 long, that job's record says so and another child continues with the next job. Jobs with a result in
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.measure.rank_job import RankJob
+from atoll.measurement.rank_job import RankJob
 
 Record = dict[str, Any]
 MEASURED = ("ok", "oom")
@@ -41,7 +41,7 @@ class Limits:
 
 def command(jobs: Path, start: int, device: str) -> list[str]:
     """Return the command of a child."""
-    module = [sys.executable, "-m", "atoll.measure.rank", str(jobs)]
+    module = [sys.executable, "-m", "atoll.measurement.rank", str(jobs)]
     return [*module, "--start", str(start), "--device", device]
 
 

@@ -1,0 +1,92 @@
+"""`atoll measure --device-profile`: a device file from operators timed on the local GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll.answers.validation import CalibrationAnswer
+from atoll.base.errors import AtollError
+from atoll.calibration.fit import calibrate
+from atoll.calibration.operator_rows import read_operators
+from atoll.files.atomic_file import atomic_files
+from atoll.files.yamlfile import field_by_key
+from atoll.hardware.gpu import Gpu, GpuFile, load_gpu
+
+LIMIT_S = 1800.0
+"""Longest time of the operators."""
+UNITS = {"flops": " FLOP/s", "Bps": " B/s", "bytes": " B", "Hz": " Hz", "s": " s", "W": " W",
+         "mm2": " mm2"}  # fmt: skip
+
+
+def profile_device(path: Path, device: str) -> CalibrationAnswer:
+    """Time the operators of the local GPU; `device` gives its published peaks."""
+    table = path.with_suffix(".operators.csv")
+    words = [sys.executable, "-m", "atoll.measurement.operators", str(table)]
+    try:
+        child = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise AtollError(f"the operators took more than {LIMIT_S:.0f} s; is the GPU in use?") from (
+            None
+        )
+    if child.returncode:
+        reason = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        raise AtollError(f"the operators could not be timed: {reason}")
+    return write_profile(path, table, json.loads(child.stdout.splitlines()[-1]), device)
+
+
+def write_profile(
+    path: Path, table: Path, figures: Mapping[str, Any], device: str
+) -> CalibrationAnswer:
+    """Fit the timed operators; write the calibration beside the device file that names it."""
+    gpu = _measured_gpu(load_gpu(device), table, figures)
+    calibration = path.with_suffix(".calibration.yaml")
+    answer = calibrate(table, out=calibration, gpu=gpu, name=path.stem)
+    written = {name: getattr(gpu, name, None) for name in field_by_key(GpuFile).values()}
+    written |= {
+        "name": path.stem,
+        "throttle": gpu.calibration.step_throttle,
+        "source": f'"{figures["name"]}, atoll measure --device-profile, torch {figures["torch"]}; '
+        f'peaks, bandwidth and clock of {gpu.name} in the catalogue"',
+        "calibration": calibration.name,
+    }
+    lines = [
+        f"{key}: {_with_unit(name, written[name])}"
+        for key, name in field_by_key(GpuFile).items()
+        if written[name] is not None
+    ]
+    with atomic_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
+        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    load_gpu(path)
+    return replace(answer, out=str(path))
+
+
+def _measured_gpu(gpu: Gpu, table: Path, figures: Mapping[str, Any]) -> Gpu:
+    """Return a device with what was measured instead of what is published."""
+    rates = [
+        2 * size["m"] * size["n"] * size["k"] / row.measured_s
+        for row in read_operators(table)
+        if row.kind == "gemm"
+        for size in (dict(row.sizes),)
+    ]
+    return replace(
+        gpu,
+        hbm_bytes=int(figures["hbm_bytes"]),
+        sms=int(figures["sms"]),
+        l2_bytes=int(figures["l2_bytes"]),
+        launch_s=figures["launch_us"] * 1e-6,
+        measured_flops=max(rates, default=gpu.measured_flops),
+        power_W=figures.get("power_limit_W", gpu.power_W),
+    )
+
+
+def _with_unit(name: str, value: Any) -> str:
+    if not isinstance(value, int | float):
+        return str(value)
+    unit = next((text for end, text in UNITS.items() if name.endswith(f"_{end}")), "")
+    return f"{value:.12g}{unit}"

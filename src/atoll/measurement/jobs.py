@@ -1,0 +1,107 @@
+"""Jobs of the ranks of a layout: what a child process runs, or why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.base.errors import AtollError
+from atoll.measurement.rank_job import RankJob
+from atoll.step.layout import FULL_BLOCKS
+from atoll.training.estimate import Estimate
+from atoll.workload.load import read_json, zoo_entry, zoo_names
+
+TOOLS = ("torchtitan", "transformers")
+RECOMPUTE = {"none": "none", "full": "full", "alternate": "alternate"}
+
+
+def rank_jobs(estimate: Estimate, ranks: Sequence[str]) -> list[RankJob]:
+    """Return a job per stage that is asked for: the first, the last, the fullest in memory."""
+    layout, run = estimate.layout, estimate.run
+    _refuse(estimate)
+    stage_by_name = {"first": 0, "last": layout.pp - 1, "fullest": estimate.worst.stage}
+    stages = sorted({stage_by_name[name] for name in ranks})
+    replicas = layout.hsdp if layout.zero else layout.dp
+    weights = "fp32" if run.states.name == "fp32" else "bf16"
+    adapted = [f"{name}_proj" for name in run.adapters.targets] if run.adapters else []
+    words = str(layout).replace(" ", "-")
+    return [
+        RankJob(
+            id=f"{run.model.name}-{run.devices}x{run.gpu.name}-{words}-stage{stage}",
+            tool=run.tool.name,
+            config=_configuration(estimate),
+            rank=stage * (layout.devices // layout.pp),
+            tp=layout.tp,
+            fsdp=layout.dp // replicas,
+            replicate=replicas,
+            pp=layout.pp,
+            stage=stage,
+            blocks=_blocks(estimate, stage),
+            microbatch=layout.microbatch,
+            sequence=run.sequence,
+            microbatches=layout.microbatches(run.global_batch),
+            recompute=RECOMPUTE.get(layout.recompute, "every-second-block"),
+            weights=weights,
+            reduce=weights,
+            reshard=layout.zero == 3 or layout.pp > 1,
+            compiled=run.stack.name == "compiled",
+            lora_rank=run.adapters.rank if run.adapters else 0,
+            lora_targets=tuple(adapted),
+            labels={"model": run.model.name},
+        )
+        for stage in stages
+    ]
+
+
+def _refuse(estimate: Estimate) -> None:
+    """Refuse what the child cannot run."""
+    layout, run = estimate.layout, estimate.run
+    half = -(-run.model.layers // layout.pp) // 2
+    partial = f"{FULL_BLOCKS}{max(1, half)}"
+    titan = run.tool.name == "torchtitan"
+    reasons = {
+        f"tool {run.tool.name} (use --tool torchtitan or transformers)": run.tool.name not in TOOLS,
+        f"context parallelism (cp {layout.cp})": layout.cp > 1,
+        f"expert parallelism (ep {layout.ep})": layout.ep > 1,
+        f"interleaved stages or order {layout.schedule}": layout.schedule != "1f1b",
+        f"precision {run.precision}": run.precision not in ("bf16", "fp16"),
+        f"optimizer states {run.states.name}": run.states.name not in ("fp32", "bf16"),
+        f"ZeRO {layout.zero} of this layout": layout.zero == 1 and (layout.pp == 1 or not titan),
+        f"recomputation {layout.recompute}": layout.recompute not in (*RECOMPUTE, partial),
+        f"{run.model.name} under torchtitan, only Llama": titan and run.model.family != "llama",
+        "adapters under torchtitan": titan and run.adapters is not None,
+        "pipelines under transformers": not titan and layout.pp > 1,
+        "captured models": run.stored is not None,
+    }
+    if reason := next((words for words, applies in reasons.items() if applies), ""):
+        raise AtollError(f"measure does not run {reason}; estimate prices it")
+
+
+def _blocks(estimate: Estimate, stage: int) -> tuple[int, int] | None:
+    """Return the first block of a stage and the one after its last; None without a pipeline."""
+    layout, layers = estimate.layout, estimate.run.model.layers
+    if layout.pp == 1:
+        return None
+    sizes = layout.blocks
+    if not sizes and layers % layout.pp:
+        raise AtollError(f"blocks: {layers} do not divide into {layout.pp} stages; add --blocks")
+    sizes = sizes or (layers // layout.pp,) * layout.pp
+    return sum(sizes[:stage]), sum(sizes[: stage + 1])
+
+
+def _configuration(estimate: Estimate) -> dict[str, Any]:
+    """Return the model's Hugging Face configuration, from the zoo or its file."""
+    run = estimate.run
+    name, given = run.model.name, run.question.model if run.question else ""
+    if name in zoo_names():
+        config = zoo_entry(name)
+    elif given and Path(given).exists():
+        config = read_json(Path(given))
+    else:
+        raise AtollError(f"model: {name} has no configuration here; give a zoo name or config.json")
+    config.pop("atoll", None)
+    longest = int(config.get("max_position_embeddings", run.sequence))
+    if run.model.positions == "rotary":
+        config["max_position_embeddings"] = max(longest, run.sequence)
+    return config
