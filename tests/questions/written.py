@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
@@ -122,10 +124,18 @@ def table(*asked: type[Question]) -> str:
 def tools_table() -> str:
     """The training tools, for the docs."""
     rows = [
-        "| tool | version | trains | precisions | layouts | launch file |",
-        "|---|---|---|---|---|---|",
+        "| tool | version | trains | precisions | layouts | launch files | step times |",
+        "|---|---|---|---|---|---|---|",
     ]
+    errors = json.loads(
+        (DOCS.parent / "benchmarks" / "tool_errors.json").read_text(encoding="utf-8")
+    )
     for tool in TOOLS.values():
+        reader = f"atoll.tools.{tool.name.replace('-', '_')}.read"
+        folder = reader.rpartition(".")[0]
+        read = bool(tool.write) or bool(find_spec(folder) and find_spec(reader))
+        measured = errors.get(tool.name)
+        priced = f"{measured['mean']:.0%} off, {measured['rows']} rows" if measured else "no rows"
         limits = "; ".join(
             f"{axis} {', '.join(map(str, values))}" for axis, values in tool.axes.items()
         )
@@ -135,7 +145,8 @@ def tools_table() -> str:
             ", ".join(tool.methods),
             ", ".join(tool.precisions),
             limits or "all",
-            "written" if tool.write else "not written",
+            ", ".join(("written",) * bool(tool.write) + ("read",) * read) or "none",
+            priced,
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
