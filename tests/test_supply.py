@@ -56,8 +56,9 @@ import signal
 for name in ("SIGKILL", "SIGSTOP", "SIGALRM", "SIGHUP", "SIGUSR1"):
     delattr(signal, name)
 import atoll
+UNUSED = ("atoll.tracing", "atoll.__main__", "atoll.testing", "atoll.measurement")
 for module in pkgutil.walk_packages(atoll.__path__, "atoll."):
-    if not module.name.startswith(("atoll.tracing", "atoll.__main__", "atoll.testing")):
+    if not module.name.startswith(UNUSED):
         importlib.import_module(module.name)
 from pathlib import Path
 from atoll.store import RunStore

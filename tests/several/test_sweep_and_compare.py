@@ -190,7 +190,7 @@ def test_what_questions_return_can_be_compared_and_tabled() -> None:
     [
         ({"headroom": 0.2}, ("headroom", (0.0, 0.2))),
         ({"flags": "te_loss"}, ("flags", (None, "te_loss"))),
-        ({"zero": 3}, ("zero", (1, 3))),
+        ({"zero": 3}, ("zero", (None, 3))),
         ({"method": "lora", "lora_rank": 8}, ("lora_rank", (16, 8))),
     ],
 )

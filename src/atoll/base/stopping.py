@@ -93,7 +93,8 @@ class Stop:
             self.signal = number
 
         names = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+        has_hangup = hasattr(signal, "SIGHUP")  # which Windows has not, and nohup ignores
+        if has_hangup and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
             names.append(signal.SIGHUP)
         before = {name: signal.signal(name, ask) for name in names}
         try:

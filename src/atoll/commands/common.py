@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code of a process that Ctrl-C ended."""
-SIGNALLED = tuple(128 + number for number in (signal.SIGTERM, signal.SIGHUP))
+SIGNALLED = tuple(
+    128 + getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 """Exit codes of processes that these signals ended."""
 
 

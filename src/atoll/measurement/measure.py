@@ -167,12 +167,12 @@ def plan_measured(
     plan = planner(once)
     assert isinstance(plan, Plan)
     for _ in range(MOST_ROUNDS):
-        ranked = sorted((plan.best, *plan.runners_up), key=lambda layout: layout.step.time_s)
+        ranked = (plan.best, *plan.runners_up)
         new = [layout for layout in ranked if str(layout.layout) not in measured]
         if str(plan.best.layout) in measured or not new:
             break
         _measure_all(new[: question.measure], settings, show, runner)
-        measured |= {str(layout.layout) for layout in ranked[: question.measure]}
+        measured |= {str(layout.layout) for layout in new[: question.measure]}
         calibrate_site(settings.append, device=str(question.device), out=SITE)
         plan = planner(once.model_copy(update={"site": str(SITE)}))
         assert isinstance(plan, Plan)

@@ -44,9 +44,9 @@ def print_estimate(result: Estimate) -> None:
     console.print(result.sureness())
     uncertainty, interval = result.uncertainty, result.interval.step_time_s
     causes = ", ".join(
-        f"{cause.title} ±{cause.half_width:.0%}" for cause in uncertainty.causes[:MOST_CAUSES]
+        f"{cause.title} {cause.half_width:.0%}" for cause in uncertainty.causes[:MOST_CAUSES]
     )
-    console.print(f"largest uncertainties: {causes}")
+    console.print(f"largest uncertainties (either way): {causes}")
     if uncertainty.narrowed:
         console.print(f"to narrow it, {uncertainty.narrowed[0].sentence(interval)}")
     if run.gpu.cap_W and (energy_J := result.energy_per_token_J):
@@ -143,10 +143,12 @@ def print_mixed(result: MixedPlan) -> None:
 
 def _print_uncertainty(console: Output, interval: Interval, uncertainty: Uncertainty) -> None:
     """Print the interval, the share of its causes, and what would narrow it."""
-    console.print(f"{interval.sentence(FEW_DIGITS)}; variance by cause:")
+    console.print(
+        f"{interval.sentence(FEW_DIGITS)}; share of the variance and half width by cause:"
+    )
     for cause in uncertainty.causes:
         if cause.share >= LEAST_SHARE:
-            words = f"  {cause.title:<46}{cause.share:>4.0%}  ±{cause.half_width:<4.0%}"
+            words = f"  {cause.title:<46}{cause.share:>4.0%}  {cause.half_width:<5.0%}"
             console.print(f"{words}  {bar(cause.share, BAR)}")
     for option in uncertainty.narrowed:
         console.print(f"  {option.sentence(interval.step_time_s)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar
@@ -204,7 +205,7 @@ def _memory(pid: int, row: Sequence[Slice], memory: StageMemory) -> Iterator[Tra
         in_flight += change
         yield {
             "name": "memory", "cat": "memory", "ph": "C", "pid": pid, "tid": _tid(pid, PASSES),
-            "ts": round(time_s * NS) / NS_PER_US,
+            "ts": _ns(time_s) / NS_PER_US,
             "args": {"other": memory.total - saved,
                      "activations": saved * in_flight / max(most, 1)},
         }  # fmt: skip
@@ -248,7 +249,7 @@ def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[
             yield {
                 "name": name, "cat": "send", "ph": phase, "id2": {"local": key}, "pid": pid,
                 "tid": _tid(pid, MESSAGES),
-                "ts": round(min(time_s, timeline.end_s) * NS) / NS_PER_US,
+                "ts": _ns(min(time_s, timeline.end_s)) / NS_PER_US,
             }  # fmt: skip
 
 
@@ -328,7 +329,7 @@ def _rates(pid: int, done: Sequence[Work]) -> Iterator[TraceEvent]:
             level = level + change if abs(level + change) > ROUNDING * most else 0.0
             yield {
                 "name": name, "cat": "rate", "ph": "C", "pid": pid, "tid": _tid(pid, 0),
-                "ts": round(time_s * NS) / NS_PER_US, "args": {unit: level},
+                "ts": _ns(time_s) / NS_PER_US, "args": {unit: level},
             }  # fmt: skip
 
 
@@ -339,11 +340,17 @@ def _complete(
     pid: int, lane: int, name: str, category: str, start_s: float, end_s: float,
     args: Mapping[str, str | int],
 ) -> TraceEvent:  # fmt: skip
-    start, end = round(start_s * NS), round(end_s * NS)
+    start, end = _ns(start_s), _ns(end_s)
     return {
         "name": name, "cat": category, "ph": "X", "pid": pid, "tid": _tid(pid, lane),
         "ts": start / NS_PER_US, "dur": max(0, end - start) / NS_PER_US, "args": args,
     }  # fmt: skip
+
+
+def _ns(time_s: float) -> int:
+    if not math.isfinite(time_s * NS):
+        raise AtollError(f"{time_s:g} s is too long for a trace, which counts nanoseconds")
+    return round(time_s * NS)
 
 
 def _tid(pid: int, lane: int) -> int:

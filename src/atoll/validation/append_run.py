@@ -119,6 +119,9 @@ def _run(run: Run) -> dict[str, Any]:
         words = {names[0]: word for word, names in TARGETS.items() if len(names) == 1}
         targets = "+".join(words[name] for name in run.adapters.targets)
         tuned = {"method": "lora", "lora_rank": run.adapters.rank, "lora_targets": targets}
+    asked = run.question
+    usual = run.tool.flags if asked is None or asked.stack is None else ""
+    flags = (usual, asked.flags if asked else "")
     return {
         **tuned,
         "device": run.gpu.name,
@@ -127,6 +130,7 @@ def _run(run: Run) -> dict[str, Any]:
         "seq": run.sequence,
         "global_batch": run.global_batch,
         "framework": run.stack.name,
+        "flags": " ".join(filter(None, flags)),
         "optimizer_states": run.states.name,
         "attention_kernel": run.attention,
         "precision": run.precision,
