@@ -429,10 +429,11 @@ def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
 
 
 @entry
-def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hbm, glb):
+def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hbm, glb, records):
     """Map pairs start..stop-1 of the (shape, configuration) grid with `map_product`.
 
-    Fill seconds, HBM bytes and GLB bytes, each of shape (shapes, configurations).
+    Fill seconds, HBM bytes and GLB bytes, each of shape (shapes, configurations), and the mapping
+    records of shape (pairs, RECORD) unless they are empty.
     """
     out = np.zeros(RECORD)
     for pair in range(start, stop):
@@ -440,3 +441,5 @@ def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hb
         time[s, c] = map_product(product, cores, out)
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]
+        if len(records):
+            records[pair] = out
