@@ -64,9 +64,7 @@ def pages() -> dict[str, str]:
         result = folder == "types" and not name.endswith("Question")
         inherited = "      inherited_members: true\n" if result else ""
         file = f"{folder}/{name}.md".lstrip("/")
-        written[file] = (
-            f"# {name}\n\n::: {path}\n    options:\n      heading_level: 2\n{inherited}"
-        )
+        written[file] = f"# {name}\n\n::: {path}\n    options:\n      heading_level: 2\n{inherited}"
         rows[folder].append(f"| [`{name}`]({file}) | {summary} |\n")
     tables = [
         f"\n## {title}\n\n| name | what it is |\n|---|---|\n" + "".join(rows[folder])
