@@ -30,7 +30,6 @@ from atoll.training.accuracy import (
     UNSURE,
     beyond_published,
     run_kind,
-    unpriced_doubt,
 )
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
@@ -50,7 +49,7 @@ from atoll.training.uncertainty import (
     memory_spread,
     most_needed_bytes,
     narrowed,
-    spread,
+    step_spread,
     time_shares,
 )
 from atoll.workload.flops import model_flops, trained_parameters
@@ -112,13 +111,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @cached_property
     def time_spread(self) -> Spread:
         """Distribution of measured over estimated step times."""
-        run, site = self.run, self.run.site
-        shares = time_shares(run, self.layout, self.step.breakdown(), self.kernel_classes_s)
-        shipped = spread(error_fits().step_time, shares)
-        if site is not None and site.reach is not None:
-            sd = min(site.reach / shipped.reach, shipped.sd)
-            shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
-        return shipped.with_cause("arguments", unpriced_doubt(self.run.arguments))
+        parts_s, classes_s = self.step.breakdown(), self.kernel_classes_s
+        return step_spread(self.run, time_shares(self.run, self.layout, parts_s, classes_s))
 
     @cached_property
     def memory_spread(self) -> Spread:
