@@ -22,10 +22,13 @@ from atoll.questions.texts import grouped, help_words, metavar, option_fields, s
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
 
 
-_LOUDNESS = (
-    ("quiet", ("--quiet", "-q"), "Say nothing while it runs."),
-    ("verbose", ("--verbose", "-v"), "Say every step while it runs."),
+_FLAGS = (
+    ("explain", "explain", ("--explain",), "Print all details: time and memory by part, reasons."),
+    ("as_json", "as_json", ("--json",), "Print one JSON object."),
+    ("began", "quiet", ("--quiet", "-q"), "Say nothing while it runs."),
+    ("began", "verbose", ("--verbose", "-v"), "Say every step while it runs."),
 )
+"""(Parameter of the function that needs it, name, spellings, help) of flags that are no fields."""
 
 
 class GroupedCommand(TyperCommand):
@@ -62,9 +65,8 @@ def add_command(
     """Add a command that builds its question and runs it. Only the options in `words` (its
     arguments) are created if all are known, as creating options is slow.
 
-    Questions with a `kind` can be in a job file, which the command then accepts. If `run` takes
-    `as_json`, the command has a flag `--json`; if it takes `began`, it gets the start time, and the
-    command has flags for its verbosity.
+    Questions with a `kind` can be in a job file, which the command then accepts. The parameters of
+    `run` decide which flags the command has; `began` gets the start time.
     """
     fields = option_fields(*verbs)
     kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in verbs}
@@ -78,17 +80,17 @@ def add_command(
     if name not in kinds:
         job = typer.Argument(metavar="JOB", help="A job file (YAML); options override its fields.")
         parameters.insert(0, _keyword("job", Path | None, job))
-    if "as_json" in run_parameters:
-        flag = typer.Option("--json", help="Print one JSON object.")
-        parameters.append(_keyword("as_json", bool, flag, default=False))
+    parameters += [
+        _keyword(flag, bool, typer.Option(*spellings, help=words), False)
+        for needed_by, flag, spellings, words in _FLAGS
+        if needed_by in run_parameters
+    ]
 
-    if "began" in run_parameters:
-        parameters += [_keyword(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
-
-    def command(job: Path | None = None, as_json: bool = False, **options: Any) -> None:
-        quiet, verbose = options.pop("quiet", False), options.pop("verbose", False)
+    def command(job: Path | None = None, **options: Any) -> None:
+        wanted = {flag: options.pop(flag, False) for _, flag, _, _ in _FLAGS}
+        quiet, verbose = wanted["quiet"], wanted["verbose"]
         say(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
-        wanted = {"began": time.monotonic(), "as_json": as_json}
+        wanted["began"] = time.monotonic()
         values = {
             n: _read(fields[old.get(n, n)], value, n not in arguments)
             for n, value in options.items()
@@ -117,7 +119,7 @@ def _options_named(words: Sequence[str], names: Iterable[str]) -> set[str]:
     """Return fields whose options are in a command line; all if it has none or unknown ones."""
     options = {spelled(flag): n for n in names for flag in (n, f"no_{n}")}
     flags_used = {word.partition("=")[0] for word in words if word.startswith("-")}
-    plain = {"--json", *(flag for _, flags, _ in _LOUDNESS for flag in flags)}
+    plain = {spelling for _, _, spellings, _ in _FLAGS for spelling in spellings}
     only_options = bool(words) and flags_used <= options.keys() | plain
     return {options[word] for word in flags_used - plain} if only_options else set(options.values())
 

@@ -75,7 +75,9 @@ class WaferQuestion(Question):
         "Share of dead dies of sampled wafers.", WAFER, None, shown="the wafer's"
     )
     samples: NonNegative = option("Wafers with dead dies to sample.", WAFER, 0)
-    explain: bool = option("Say what more of each resource would be worth.", WAFER, False)
+    explain: bool = option(
+        "Say what more of each resource would be worth.", WAFER, False, file_only=True
+    )
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
     baselines: f.Baselines = True
