@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from atoll.questions.ask import ask, old_names
-from atoll.questions.question import OUTPUT, Question, about, completions, is_tuple, scalars
+from atoll.questions.question import OUTPUT, Question, completions, is_tuple, scalars
 from atoll.questions.sweeps import read_text
 from atoll.questions.texts import grouped, help_words, metavar, option_fields, spelled
 
@@ -38,9 +38,11 @@ class GroupedCommand(TyperCommand):
     asked: tuple[type[Question], ...] = ()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        groups |= {group: [] for group in grouped(self.fields)} | {OUTPUT: []}
-        for parameter in self.get_params(ctx):
+        by_group = grouped(self.fields)
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in ("Arguments", *by_group)}
+        group_of = {name: group for group, members in by_group.items() for name in members}
+        order = {name: number for number, name in enumerate(("job", *group_of))}
+        for parameter in sorted(self.get_params(ctx), key=lambda p: order.get(p.name, len(order))):
             record, info = parameter.get_help_record(ctx), self.fields.get(parameter.name)
             if record is None:
                 continue
@@ -48,7 +50,9 @@ class GroupedCommand(TyperCommand):
             if parameter.param_type_name == "argument":
                 groups["Arguments"].append((parameter.name.upper(), words))
             else:
-                groups[about(info, "group") if info else OUTPUT].append((record[0], words))
+                groups.setdefault(group_of.get(parameter.name, OUTPUT), []).append(
+                    (record[0], words)
+                )
         for group, rows in groups.items():
             if rows:
                 with formatter.section(group):
@@ -102,16 +106,16 @@ def add_command(
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__ = name
-    words = cleandoc(verbs[0].__doc__ or "")
+    first, _, words = cleandoc(verbs[0].__doc__ or "").partition("\n\n")
     if any(is_tuple(info) for n, info in fields.items() if n not in arguments):
         words += "\n\nAn option with N,... takes several values, with commas or given again."
     examples = "\n".join(f"  {q.example}" for q in verbs if q.example.startswith(f"atoll {name}"))
+    first = first.replace("\n", " ")
     app.command(
         name,
         cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": verbs}),
-        help=words,
-        short_help=words.partition("\n\n")[0].replace("\n", " "),
-        epilog=f"\b\nExample:\n{examples}",
+        help=f"{first}\n\n\b\n{examples}\n\n{words}",
+        short_help=first,
     )(command)
 
 
