@@ -278,6 +278,9 @@ def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
     assert "| `--mood TEXT` | How it is asked." in table(WiderQuestion)
 
 
+GEMMA_3 = [f"gemma3-{size}" for size in ("1b", "4b", "12b", "27b")]
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -288,7 +291,7 @@ def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
         ("search --model gpt2", {"gpt2-xl"}),
         ("search --wafer def", {"default"}),
         ("estimate --network dgx-", {"dgx-1v", "dgx-a100", "dgx-h100"}),
-        ("models gemma", {"gemma-7b", "gemma2-9b"}),
+        ("models gemma", {"gemma-7b", "gemma2-9b", *GEMMA_3}),
         ("hardware h100", {"h100", "h100-96", "h100-800g"}),
         ("schema pla", {"plan", "place"}),
     ],
