@@ -11,7 +11,7 @@ from pydantic import Field
 from atoll.answers.answer import Amount, Answer, Count, Number, Positive, derived_key
 from atoll.answers.certificate import Proof
 from atoll.answers.layout import PlannedLayout
-from atoll.base.units import counted, format_mfu, format_seconds
+from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.silicon.systolic import TEMPLATES
 
@@ -291,13 +291,30 @@ class SearchedModel(PlacedModel):
         compute_s = sum(stage.compute_s for stage in self.placement.stages)
         return max(0.0, 1.0 - busy_s / compute_s) if self.layers and compute_s else 0.0
 
-    def words(self) -> str:
+    def summary(self, capacity_bytes: float) -> list[tuple[str, str]]:
+        """Return what to run, step time and memory, as lines of (label, text)."""
         where = self.placement
-        return (
-            f"{self.samples_per_s:,.1f} samples/s on {counted(where.devices, 'device')}, step "
-            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; "
-            f"{where.layout}, microbatch {where.microbatch}, recompute {where.recompute}"
-        )
+        most_bytes = max(stage.total_memory_bytes for stage in where.stages)
+        margin = capacity_bytes - most_bytes
+        rate = self.tokens_per_s_per_device
+        return [
+            (
+                "Run",
+                f"{self.model} on {counted(where.devices, 'chip')}: {where.layout}, microbatch "
+                f"{where.microbatch}, ZeRO {where.zero}, recompute {where.recompute}",
+            ),
+            (
+                "Step",
+                f"{format_seconds(where.step_time_s)}, {self.samples_per_s:,.1f} samples/s, "
+                f"{rate * where.devices:,.0f} tokens/s ({rate:,.0f} per chip), "
+                f"MFU {format_mfu(self.mfu)}",
+            ),
+            (
+                "Memory",
+                f"{format_bytes(most_bytes)} needed of {format_bytes(capacity_bytes)}: fits, "
+                f"{format_bytes(margin)} ({margin / capacity_bytes:.0%}) to spare",
+            ),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
