@@ -32,7 +32,7 @@ from atoll.questions import (
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
 from atoll.questions.options import _options_named, add_command
 from atoll.questions.question import about, allowed, option
-from atoll.questions.texts import option_fields, question_fields, schema
+from atoll.questions.texts import grouped, option_fields, question_fields, schema
 from atoll.step.orders import ORDERS
 from atoll.training.planner.space import Axes
 from atoll.training.request import AXES
@@ -278,6 +278,9 @@ def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
     assert "| `--mood TEXT` | How it is asked." in table(WiderQuestion)
 
 
+GEMMA_3 = [f"gemma3-{size}" for size in ("1b", "4b", "12b", "27b")]
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -288,7 +291,7 @@ def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
         ("search --model gpt2", {"gpt2-xl"}),
         ("search --wafer def", {"default"}),
         ("estimate --network dgx-", {"dgx-1v", "dgx-a100", "dgx-h100"}),
-        ("models gemma", {"gemma-7b", "gemma2-9b"}),
+        ("models gemma", {"gemma-7b", "gemma2-9b", *GEMMA_3}),
         ("hardware h100", {"h100", "h100-96", "h100-800g"}),
         ("schema pla", {"plan", "place"}),
     ],
@@ -316,23 +319,23 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     assert "..." not in re.sub(r",\.\.\.|\{[A-Z]+\}\.\.\.|_ARGS\]\.\.\.", "", out)
     assert "\u2026" not in out
     shown = " ".join(out.split())
-    for name, info in option_fields(*COMMANDS[command]).items():
-        group = "Arguments" if name in COMMANDS[command][0].arguments else about(info, "group")
+    fields = option_fields(*COMMANDS[command])
+    arguments = {name: fields[name] for name in COMMANDS[command][0].arguments}
+    for group, members in grouped({n: i for n, i in fields.items() if n not in arguments}).items():
         assert f"\n{group}:\n" in out
-        assert str(info.description).split()[0] in shown
+        assert all(str(info.description).split()[0] in shown for info in members.values())
     examples = [line for line in out.splitlines() if line.startswith(f"    atoll {command}")]
-    assert examples
+    assert examples and out.index(examples[0]) < out.index("--help")
     assert all(len(example) <= 80 for example in examples)
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("model", "required, unless --from is given"),
-        ("devices", "required, unless --from or --pods is given"),
-        ("batch", "required, unless --from is given"),
-        ("device", "required, unless --pods is given"),
-        ("pods", "default: none"),
+        ("model", "required without JOB or --from"),
+        ("devices", "required without JOB or --from or --pods"),
+        ("batch", "required without JOB or --from"),
+        ("device", "required without JOB or --pods"),
     ],
 )
 def test_help_of_a_plan_says_what_is_needed_of_devices_and_of_pods(

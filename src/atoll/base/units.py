@@ -260,9 +260,9 @@ NOT_COUNTED = "masked attention and recomputation not counted"
 
 
 def format_mfu(mfu: float, decimals: int = 1) -> str:
-    """Format a model FLOPs utilisation with its convention (`workload/flops.py`)."""
-    peak = "of the 16-bit peak; " if mfu > 1 else ""  # narrow products go beyond it
-    return f"{mfu:.{decimals}%} ({peak}{NOT_COUNTED})"
+    """Format a model FLOPs utilisation (`workload/flops.py`, `NOT_COUNTED`)."""
+    peak = " of the 16-bit peak" if mfu > 1 else ""  # narrow products go beyond it
+    return f"{mfu:.{decimals}%}{peak}"
 
 
 def format_slower(slower_by: float) -> str:

@@ -14,6 +14,7 @@ TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH = "Chips", "Wafer", "Search"
 LAUNCH = "Launch file"
 RUN_LENGTH = "The whole run"
+ADVANCED = "Advanced"
 
 Counts = Annotated[tuple[Count, ...], Several]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
@@ -61,12 +62,12 @@ Headroom = Annotated[
 ]
 PowerCap = Annotated[
     Power | None,
-    option('What each device\'s power is held to, "500 W".', SYSTEM, shown="its rating"),
+    option('Power limit of each device, "500 W".', SYSTEM, shown="its rating"),
 ]
-Seed = Annotated[NonNegative, option("Seed of what is sampled.", SEARCH)]
+Seed = Annotated[NonNegative, option("Seed of random samples.", ADVANCED)]
 TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]
 Pareto = Annotated[bool, option("Also find the fronts against area, power and energy.", SEARCH)]
-Baselines = Annotated[bool, option("Lay known designs beside the answer.", SEARCH)]
+Baselines = Annotated[bool, option("Compare the answer with known designs.", SEARCH)]
 Workers = Annotated[
     NonNegative | None,
     option("Local processes; 0: this one.", SEARCH, shown="as the work needs", exclude=True),
@@ -74,15 +75,15 @@ Workers = Annotated[
 Cluster = Annotated[str | None, option("Dask: tcp://host:8786, or local:4.", SEARCH, exclude=True)]
 OutFolder = Annotated[
     Path | None,
-    option("Keep all in this folder; started again, it continues.", OUTPUT, exclude=True),
+    option("Keep the run in this folder; the same command continues it.", OUTPUT, exclude=True),
 ]
 Out = Annotated[
     Path | None,
-    option("Keep it in this folder, for atoll report and atoll trace.", OUTPUT, exclude=True),
+    option("Keep the answer in this folder, for atoll report.", OUTPUT, exclude=True),
 ]
 Sweep = Annotated[
     tuple[str, ...], Several,
-    option("NAME=VALUE,...: ask for every value of a field, of several for all combinations.",
+    option("NAME=VALUE,...: answer for each value of an option, or all combinations of several.",
            OUTPUT, shown="none", exclude=True),
 ]  # fmt: skip
 Messages = Annotated[

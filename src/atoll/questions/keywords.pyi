@@ -322,7 +322,7 @@ class SearchFields(TypedDict, total=False):
     dead_links: Any
     dead_share: float | str | None
     samples: int | None
-    explain: bool | None
+    explain: Any
 
 class ValidateFields(TypedDict, total=False):
     chips: str | Path | None
