@@ -36,7 +36,6 @@ A question can be created once and asked again: `atoll.plan(job=question, device
 _TITLES = {
     "": "Functions",
     "types": "Results, questions and errors",
-    "answers": "Answers as data",
 }
 
 
@@ -60,17 +59,22 @@ def pages() -> dict[str, str]:
     """Text of every page by its path below docs/api."""
     written: dict[str, str] = {}
     rows: dict[str, list[str]] = {folder: [] for folder in _TITLES}
+    answers: list[str] = []
     for folder, name, path, summary in named():
         result = folder == "types" and not name.endswith("Question")
         inherited = "      inherited_members: true\n" if result else ""
         file = f"{folder}/{name}.md".lstrip("/")
         written[file] = f"# {name}\n\n::: {path}\n    options:\n      heading_level: 2\n{inherited}"
-        rows[folder].append(f"| [`{name}`]({file}) | {summary} |\n")
+        if folder == "answers":
+            answers.append(f"[`{name}`]({file})")
+        else:
+            rows[folder].append(f"| [`{name}`]({file}) | {summary} |\n")
     tables = [
         f"\n## {title}\n\n| name | what it is |\n|---|---|\n" + "".join(rows[folder])
         for folder, title in _TITLES.items()
     ]
-    return {"index.md": _HEAD + "".join(tables)} | written
+    data = "\n## Answers as data\n\n" + ",\n".join(answers) + ".\n"
+    return {"index.md": _HEAD + "".join(tables) + data} | written
 
 
 def main() -> None:
