@@ -163,8 +163,6 @@ class Stack:
     once, after the optimizer's step."""
     slack: float = 1.0
     """Step time over the sum of its parts: allocator, interpreter, waiting."""
-    straggling: float = 1.0
-    """Factor on the slack of several nodes, which wait for the slowest."""
     exchanges_heads: bool = False
     """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
     instead of sending keys and values round a ring."""

@@ -104,6 +104,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return self.run.tool
 
     @property
+    def usual_step(self) -> StepTime:
+        """Step of a usual device at a usual site: without slack and the wait for the slowest."""
+        return self.step.scaled(1 / self.run.slack)
+
+    @property
     def worst(self) -> Memory:
         """The stage that needs most memory."""
         return fullest(self.memory)
@@ -359,7 +364,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
 
 def rank_compute_s(estimate: Estimate, stage: int) -> float:
     """Return the seconds per step of one rank of a stage without communication and waiting."""
-    step, stage_time = estimate.step, estimate.stages[stage]
+    step, stage_time = estimate.usual_step, estimate.stages[stage]
     passes = stage_time.forward, stage_time.backward, stage_time.recompute
     pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
     microbatches = estimate.layout.microbatches(estimate.run.global_batch)
@@ -369,7 +374,7 @@ def rank_compute_s(estimate: Estimate, stage: int) -> float:
 
 def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
     """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
-    estimator, step, layout = Estimator(estimate.run), estimate.step, estimate.layout
+    estimator, step, layout = Estimator(estimate.run), estimate.usual_step, estimate.layout
     stepper = estimator.shares(layout)[0]
     policy = estimate.policies[stage]
 
