@@ -199,6 +199,38 @@ class PlacementAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MappedProduct:
+    """How matrix products of m x k by k x n run on tensor cores (`cost.gemm_kernels`)."""
+
+    batch: Degree
+    m: Degree
+    n: Degree
+    k: Degree
+    streamed: Literal["m", "n"]
+    """The dimension that streams past resident tiles, "rows" below; the other has the "columns"."""
+    cores_batch: Degree
+    cores_rows: Degree
+    cores_columns: Degree
+    """Tensor cores that share the batch, the rows and the columns."""
+    chunk_rows: Degree
+    """Rows that a core streams past one resident tile."""
+    k_parts: Count
+    tiles_rows: Count
+    tiles_columns: Count
+    """Tiles in the shared buffer; 0 where operands stay on the chip."""
+    resident: Literal["streamed panel", "resting panel", "output tile"]
+    """What stays in the shared buffer while the rest passes through."""
+    buffer_bytes: Amount
+    """Bytes of the shared buffer that the product may use."""
+    cycles: Amount
+    """Clock cycles of the arrays, before any stall."""
+    hbm_bytes: Amount
+    glb_bytes: Amount
+    utilisation: Amount
+    """Multiply-adds over those that the cores in use could do in these cycles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledOperator:
     name: str
     core: str
@@ -211,6 +243,8 @@ class ScheduledOperator:
     flops: Amount = 0
     moved_bytes: Amount = 0
     """HBM bytes, each tensor once; link bytes if `core` is `link`."""
+    products: tuple[MappedProduct, ...] = ()
+    """Mappings of its matrix products; empty under a cost model that names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -259,6 +259,9 @@ def format_bandwidth(value_Bps: float) -> str:
 
 
 def format_seconds(value_s: float, digits: int = 4) -> str:
+    """Write minutes only from ten on, so that a step and its interval share a unit."""
+    if 60.0 <= float(f"{value_s:.{digits - 1}e}") < 600.0:
+        return f"{_digits(value_s, digits)} s"
     return format_quantity(value_s, TIME, digits)
 
 

@@ -37,6 +37,13 @@ def _explained(question: ExplainQuestion) -> Explanation:
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
+    if question.zigzag is not None:
+        from atoll.answers.search import SearchAnswer
+        from atoll.export.zigzag import write_zigzag
+
+        if not isinstance(answer, SearchAnswer):
+            raise AtollError(f"{question.folder}: zigzag is for searches of chips, and holds none.")
+        write_zigzag(answer, question.zigzag)
     if not question.ablate:
         return answer.explain()
     if isinstance(answer, WaferAnswer):

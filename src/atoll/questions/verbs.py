@@ -199,6 +199,11 @@ class ExplainQuestion(Question):
         OUTPUT,
         False,
     )
+    zigzag: Path | None = option(
+        "Write the chip and the mappings of its matrix products here, as input files of ZigZag.",
+        OUTPUT,
+        None,
+    )
     example = "atoll explain runs/mine"
     arguments = ("folder",)
 

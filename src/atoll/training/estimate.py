@@ -30,7 +30,6 @@ from atoll.training.accuracy import (
     UNSURE,
     beyond_published,
     run_kind,
-    unpriced_doubt,
 )
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
@@ -50,7 +49,7 @@ from atoll.training.uncertainty import (
     memory_spread,
     most_needed_bytes,
     narrowed,
-    spread,
+    step_spread,
     time_shares,
 )
 from atoll.workload.flops import model_flops, trained_parameters
@@ -105,6 +104,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return self.run.tool
 
     @property
+    def usual_step(self) -> StepTime:
+        """Step of a usual device at a usual site: without slack and the wait for the slowest."""
+        return self.step.scaled(1 / self.run.slack)
+
+    @property
     def worst(self) -> Memory:
         """The stage that needs most memory."""
         return fullest(self.memory)
@@ -112,13 +116,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @cached_property
     def time_spread(self) -> Spread:
         """Distribution of measured over estimated step times."""
-        run, site = self.run, self.run.site
-        shares = time_shares(run, self.layout, self.step.breakdown(), self.kernel_classes_s)
-        shipped = spread(error_fits().step_time, shares)
-        if site is not None and site.reach is not None:
-            sd = min(site.reach / shipped.reach, shipped.sd)
-            shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
-        return shipped.with_cause("arguments", unpriced_doubt(self.run.arguments))
+        parts_s, classes_s = self.step.breakdown(), self.kernel_classes_s
+        return step_spread(self.run, time_shares(self.run, self.layout, parts_s, classes_s))
 
     @cached_property
     def memory_spread(self) -> Spread:
@@ -365,7 +364,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
 
 def rank_compute_s(estimate: Estimate, stage: int) -> float:
     """Return the seconds per step of one rank of a stage without communication and waiting."""
-    step, stage_time = estimate.step, estimate.stages[stage]
+    step, stage_time = estimate.usual_step, estimate.stages[stage]
     passes = stage_time.forward, stage_time.backward, stage_time.recompute
     pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
     microbatches = estimate.layout.microbatches(estimate.run.global_batch)
@@ -375,7 +374,7 @@ def rank_compute_s(estimate: Estimate, stage: int) -> float:
 
 def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
     """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
-    estimator, step, layout = Estimator(estimate.run), estimate.step, estimate.layout
+    estimator, step, layout = Estimator(estimate.run), estimate.usual_step, estimate.layout
     stepper = estimator.shares(layout)[0]
     policy = estimate.policies[stage]
 
