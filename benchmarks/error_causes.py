@@ -270,7 +270,8 @@ def timed_devices(tables: Iterable[Path]) -> set[str]:
         if not set(TIMED) <= set(header):
             raise AtollError(f"{path}: no table of operators")
         for name in {line.cells["device"] for line in lines}:
-            found.add(written_gpu(name).name.partition("-")[0])
+            device = written_gpu(name).name
+            found.add(device if device.startswith("rtx") else device.partition("-")[0])
     return found
 
 

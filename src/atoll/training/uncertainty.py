@@ -291,7 +291,8 @@ def is_measured(run: Run, layout: Layout) -> bool:
     extrapolated.
     """
     beyond = (layout.cp > 1 and run.sequence >= LONG) or run.gpu.cap_W is not None
-    return run.gpu.name.partition("-")[0] in error_fits().devices and not beyond
+    names = {run.gpu.name, run.gpu.name.partition("-")[0]}  # a100-40 is an a100
+    return not beyond and not names.isdisjoint(error_fits().devices)
 
 
 def narrowed(time: Spread, predicted_s: float) -> tuple[NarrowedInterval, ...]:
