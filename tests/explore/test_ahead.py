@@ -69,11 +69,11 @@ def test_prices_are_proven_answers_of_neighbouring_budgets(found: SearchResult) 
     power = prices["peak power of a chip"]
     assert power.at == 200 and (power.low, power.high) == tuple(200 * end for end in ENDS)
     for limit, gain in ((power.low, power.less), (power.high, power.more)):
-        there = atoll.search(found.job.changed(from_=None, max_power=limit))
-        assert isinstance(there, SearchResult) and gain is not None and there.certificate.proven
+        limited = atoll.search(found.job.changed(from_=None, max_power=limit))
+        assert isinstance(limited, SearchResult) and gain is not None and limited.certificate.proven
         run_s = found.ahead.chip_step_time_s / (1 + gain)
         assert run_s == pytest.approx(
-            there.best.plans[0].placement.step_time_s + found.ahead.host_s, rel=2e-3
+            limited.best.plans[0].placement.step_time_s + found.ahead.host_s, rel=2e-3
         )
     assert power.per_unit_below == pytest.approx(-(power.less or 0) / 20)
     assert prices["nvlink bandwidth"].more and not prices["nvlink bandwidth"].chosen_anew
