@@ -177,10 +177,10 @@ def figures(what: str, rows: Sequence[Residual], priors: Mapping[str, float]) ->
     inside: dict[str, Floats] = {}
     widths: dict[str, Floats] = {}
     for source, mine in by_source.items():
-        fit = fitted({name: own for name, own in by_source.items() if name != source}, priors)
+        fit = fitted({name: rest for name, rest in by_source.items() if name != source}, priors)
         inside[source] = fit.scores(mine) <= fit.reach
         widths[source] = np.exp(fit.bias) * np.sinh(fit.reach * fit.sd(mine))
-    errors = {s: np.array([abs(np.expm1(-r.log)) for r in own]) for s, own in by_source.items()}
+    errors = {s: np.array([abs(np.expm1(-r.log)) for r in runs]) for s, runs in by_source.items()}
     fit = fitted(by_source, priors)
     coverage = float(np.mean([np.mean(flags) for flags in inside.values()]))
     width = float(np.mean([np.mean(values) for values in widths.values()]))
@@ -188,8 +188,8 @@ def figures(what: str, rows: Sequence[Residual], priors: Mapping[str, float]) ->
     print(f"| {what} | rows | mean error | half width | inside, its source left out |")
     print("|---|---|---|---|---|")
     tables: defaultdict[str, list[tuple[float, float, bool]]] = defaultdict(list)
-    for source, own in by_source.items():
-        for row, *values in zip(own, errors[source], widths[source], inside[source], strict=True):
+    for source, runs in by_source.items():
+        for row, *values in zip(runs, errors[source], widths[source], inside[source], strict=True):
             tables[row.table].append(tuple(values))
             tables[f"source {source}"].append(tuple(values))
     for name, values in tables.items():

@@ -337,8 +337,8 @@ def linear_loss(stack: Stack) -> Stack:
     """Use Liger's loss, which computes logits by chunks and replaces them by their gradient in one
     kernel; the head's gradients follow at once.
     """
-    whole = replace(stack, recomputes_loss=False, loss_columns=0)
-    return _with_loss(whole, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+    plain = replace(stack, recomputes_loss=False, loss_columns=0)
+    return _with_loss(plain, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
 
 
 def compiled_kernels(stack: Stack) -> Stack:

@@ -158,8 +158,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     def out_of_memory(self) -> float:
         """Chance that the fullest stage needs more memory than its device has."""
         worst, run = self.worst, self.run
-        room = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
-        return self.memory_spread.chance_above(room / worst.allocated)
+        free_bytes = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
+        return self.memory_spread.chance_above(free_bytes / worst.allocated)
 
     @property
     def uncertainty(self) -> Uncertainty:
