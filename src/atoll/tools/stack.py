@@ -84,7 +84,7 @@ class Stack:
     vocabulary_parallel: bool
     """The loss works on each tensor rank's part of the logits, not on gathered logits."""
     divides_table: bool = field(default=True, kw_only=True)
-    """Tensor ranks divide the embedding's rows."""
+    """Tensor ranks divide the embedding's rows and the loss."""
     keeps_gathered: bool
     """Sequence parallelism keeps gathered inputs for backward instead of gathering them again."""
     overlap: Overlap
