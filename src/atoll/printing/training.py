@@ -271,7 +271,8 @@ def write_launch_file(launch: LaunchFile, path: Path | None) -> None:
 
 def print_checked(result: Checked, explain: bool = False) -> None:
     """Print the verdict on a launch file."""
-    following = f"atoll plan --from {result.launch.file} --launch-file DIR writes a better file"
+    asked = f"--from {result.launch.file} --device {result.question.device}"
+    following = f"atoll plan {asked} --launch-file DIR writes a better file"
     if result.better is None and result.measured is None:
         following = "--log FILE compares the file with its run"
     elif result.better is None:

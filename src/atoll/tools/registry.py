@@ -89,7 +89,7 @@ def usual_tool(
     if method == "pretrain":
         candidates = [device_tool, TOOLS[ANY_MODEL]]
     else:
-        candidates = [TOOLS[name] for name in FINE_TUNING if name in TOOLS]
+        candidates = [TOOLS[name] for name in FINE_TUNING if name in TOOLS] + [device_tool]
     for tool in candidates:
         if _suits(tool, model, method, precision, asked):
             return tool

@@ -49,6 +49,11 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
     notes = [
         "Data, tokenizer and learning rate are yours: DATA, TOKENIZER and LR in the environment; "
         f"without them {plan.steps:,} steps run on mock data.",
+        *(
+            ["Weights are random unless the script is given --load FOLDER --finetune."]
+            if plan.method == "sft"
+            else []
+        ),
         *notes,
     ]
     arguments = {name: _arguments(values) for name, values in groups.items()}

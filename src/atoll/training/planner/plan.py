@@ -24,7 +24,8 @@ from atoll.base.units import counted, format_bytes
 from atoll.driver import Progress
 from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
-from atoll.tools.registry import ANY_LAYOUT
+from atoll.tools.launch_plan import make_plan
+from atoll.tools.registry import ANY_LAYOUT, TOOLS
 from atoll.tools.tool import UNRESTRICTED, Tool
 from atoll.training.estimate import Estimate
 from atoll.training.memory import stage_parameters
@@ -401,15 +402,33 @@ def _nothing_fits(space: LayoutSpace) -> InfeasibleError:
     elif fitting is None:
         advice = "use more devices, a smaller batch or a shorter sequence"
     elif fitting.run.devices == run.devices:
-        advice = f"{fitting.layout} does fit: allow its values"
+        others = [tool.name for tool in TOOLS.values() if _runs(tool, fitting)]
+        limited = run.tool.name != UNRESTRICTED and not _runs(run.tool, fitting)
+        way = f"add --tool {others[0]}" if limited and others else "allow its values"
+        advice = f"{fitting.layout} does fit: {way}"
     else:
         advice = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
     return InfeasibleError(
-        f"{run.model.name} does not fit {run.devices} {run.gpu.name}: the layout that needs least "
+        f"{run.model.name} does not fit {run.devices} {run.gpu.name}{_with_tool(run)}: the layout "
+        f"that needs least "
         f"({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
         f"{format_bytes(run.capacity_bytes)}, {format_bytes(over)} too much, most of it {largest} "
         f"({format_bytes(parts[largest])}); {advice}"
     )
+
+
+def _with_tool(run: Run) -> str:
+    return "" if run.tool.name == UNRESTRICTED else f" with {run.tool.name}"
+
+
+def _runs(tool: Tool, estimate: Estimate) -> bool:
+    """Return whether a tool that writes launch files has a run's method and layout."""
+    run, layout = estimate.run, estimate.layout
+    method = run.question.method if run.question else "pretrain"
+    if tool.write is None or method not in tool.methods:
+        return False
+    launched = make_plan(run.model, layout, run.sequence, run.global_batch, precision=run.precision)
+    return not any(tool.inabilities(launched))
 
 
 def _least_devices(space: LayoutSpace) -> int:

@@ -16,8 +16,8 @@ from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
 from atoll.training.uncertainty import Spread, least_time_spread
 
-MOST_TRIED = 100  # tied layouts whose memory is checked
-ROOM = 0.03  # slowdown that is accepted for a layout that is not tight in memory
+MOST_TRIED = 200  # layouts whose memory is checked, of those that tie and of slower ones
+ROOM = 0.05  # slowdown that is accepted for a layout that is not tight in memory
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
 
 
@@ -97,7 +97,7 @@ def simplest(
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
     simple = next((at for _, at in tied[:MOST_TRIED] if ties_with_leader(at, ties)), None)
     if simple is None:
-        slower = islice(space.within(step_s * (1 + ROOM)), len(tied), MOST_TRIED)
+        slower = islice(space.within(step_s * (1 + ROOM)), len(tied), len(tied) + MOST_TRIED)
         simple = next((at for at in slower if ties_with_leader(at, ROOM)), None)
     if simple is not None:
         return space.estimate(*simple), len(tied)
