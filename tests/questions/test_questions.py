@@ -334,7 +334,7 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     [
         ("model", "required without JOB or --from"),
         ("devices", "required without JOB or --from or --pods"),
-        ("batch", "required without JOB or --from"),
+        ("batch", "required without JOB or --from or --batch-tokens"),
         ("device", "required without JOB or --pods"),
     ],
 )
@@ -416,3 +416,41 @@ def test_functions_show_the_fields_as_keywords(function: Callable[..., Any]) -> 
     taken = inspect.signature(function).parameters
     assert {"batch", "sequence", "out", "trace"} <= taken.keys()
     assert "Sequences in a step." in (function.__doc__ or "")
+
+
+# --- Tokens ---------------------------------------------------------------------------------------
+
+SHARED = {"model": "llama3.1-8b", "device": "h100", "devices": 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequence", "batch"),
+    [
+        ({"sequence": "32k", "batch": 8}, 32_768, 8),
+        ({"sequence": "32k", "batch_tokens": "4M"}, 32_768, 128),
+        ({"sequence": 4096, "batch_tokens": 8 * 4096}, 4096, 8),
+        ({"batch_tokens": "4M"}, None, 512),  # of the zoo's 8,192 tokens
+        ({"sequence": "1.5K", "batch": 1}, 1536, 1),
+    ],
+)
+def test_sequences_and_batches_take_thousands_of_tokens(
+    fields: dict[str, Any], sequence: int | None, batch: int
+) -> None:
+    question = PlanQuestion.of(**SHARED, **fields)
+    assert (question.sequence, question.batch) == (sequence, batch)
+    assert question.changed(devices=8).batch == batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch_tokens": "4M", "batch": 3}, "batch_tokens: the batch is given already"),
+        ({"batch_tokens": 4_000_000}, "4,000,000 is not a multiple of the sequence of 8,192"),
+        ({"batch_tokens": "many"}, "batch_tokens: expected a whole number, got 'many'"),
+        ({"batch": 1, "sequence": "32kk"}, "sequence: expected a whole number, got '32kk'"),
+        ({"batch_tokens": "4M", "sweep": ["sequence=4k", "8k"]}, "sweep batch instead"),
+    ],
+)
+def test_tokens_that_cannot_be_are_one_sentence(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(AtollError, match=words):
+        PlanQuestion.of(**SHARED, **fields)

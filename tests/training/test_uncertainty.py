@@ -41,7 +41,7 @@ def test_the_interval_contains_90_percent_and_is_named_in_words(device: str) -> 
     assert f" in {error_fits().step_time.rows} runs (dense, measured device)" in str(result)
 
 
-@pytest.mark.parametrize("device", ["tpu-v5e", "mi300x", "gaudi2"])
+@pytest.mark.parametrize("device", ["tpu-v5e", "mi300x", "gaudi2", "rtx-5090", "a10g", "l4", "h20"])
 def test_devices_whose_operators_were_not_timed_are_extrapolated_and_wider(device: str) -> None:
     result = estimate(on(device), ONE)
     assert result.expected_error.extrapolated

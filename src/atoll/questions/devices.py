@@ -10,6 +10,7 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
+from atoll.base.units import parse_tokens
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.fields import ADVANCED, LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
@@ -21,6 +22,7 @@ from atoll.questions.question import (
     Seconds,
     Several,
     Share,
+    TokenCount,
     Tokens,
     locate,
     option,
@@ -94,6 +96,10 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     )
     devices: f.Devices
     batch: f.Batch
+    batch_tokens: TokenCount | None = option(
+        'Tokens in a step instead of --batch, "4M": a multiple of the sequence.', TRAINED, None,
+        exclude=True,
+    )  # fmt: skip
     sequence: f.Sequence = None
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
@@ -173,6 +179,8 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     @classmethod
     def needed(cls, given: Container[str]) -> list[str]:
         needed = ["model", *super().needed(given)]
+        if "batch_tokens" in given:
+            needed = [name for name in needed if name != "batch"]
         return needed if "from_" not in given else [n for n in needed if n == "device"]
 
     @model_validator(mode="before")
@@ -188,6 +196,30 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         paths = {n: fields[n] for n in ("from_", "device") if isinstance(fields.get(n), str | Path)}
         files = {name: locate(str(value), info) for name, value in paths.items()}
         return import_named("atoll.launch.ask:completed")(cls, {**fields, **files})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_of_tokens(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Replace `batch_tokens` by the sequences that have so many tokens."""
+        if not isinstance(fields, dict) or fields.get("batch_tokens") is None:
+            return fields
+        if fields.get("batch") is not None or fields.get("from_") is not None:
+            raise AtollError("batch_tokens: the batch is given already; leave one of them out")
+        if "sequence=" in "".join(fields.get("sweep") or ()):
+            raise AtollError("batch_tokens: goes with one sequence; sweep batch instead")
+        tokens, sequence = (parse_tokens(fields.get(n)) for n in ("batch_tokens", "sequence"))
+        if sequence is None and isinstance(fields.get("model"), str):
+            model = locate(str(fields["model"]), info)
+            sequence = import_named("atoll.workload:load_model")(model).sequence
+        if not isinstance(tokens, int) or not isinstance(sequence, int):
+            return {**fields, "batch": 1}  # refused, with a sentence for each field
+        if tokens % sequence or tokens < sequence:
+            near = max(1, round(tokens / sequence)) * sequence
+            raise AtollError(
+                f"batch_tokens: {tokens:,} is not a multiple of the sequence of {sequence:,} "
+                f"tokens; {near:,} is"
+            )
+        return {**fields, "batch": tokens // sequence, "batch_tokens": None}
 
     @model_validator(mode="after")
     def _check_dependent_fields(self) -> Self:

@@ -8,7 +8,16 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.files.yamlfile import Count, DeviceCount
-from atoll.questions.question import OUTPUT, Named, Power, Seconds, Several, Share, option
+from atoll.questions.question import (
+    OUTPUT,
+    Named,
+    Power,
+    Seconds,
+    Several,
+    Share,
+    TokenCount,
+    option,
+)
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH = "Chips", "Wafer", "Search"
@@ -50,7 +59,8 @@ OrderName = Annotated[str, Named("atoll.step.orders:ORDERS")]
 Devices = Annotated[DeviceCount, option("Number of devices.", TRAINED)]
 Batch = Annotated[Count, option("Sequences in a step.", TRAINED, old=("global_batch",))]
 Sequence = Annotated[
-    Count | None, option("Tokens in a sequence.", TRAINED, old=("seq",), shown="the model's")
+    TokenCount | None,
+    option('Tokens in a sequence, 8192 or "8k".', TRAINED, old=("seq",), shown="the model's"),
 ]
 AtLeastOne = Field(min_length=1)
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -15,6 +15,7 @@ from atoll import questions
 from atoll.questions.fields import ADVANCED, LAUNCH, RUN_LENGTH, SEARCH
 from atoll.questions.question import (
     OUTPUT,
+    Measured,
     Question,
     about,
     allowed,
@@ -51,7 +52,7 @@ def question_fields(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
 
 
 MOST_USED = (
-    "model", "device", "devices", "batch", "sequence", "tool", "tokens", "price",
+    "model", "device", "devices", "batch", "batch_tokens", "sequence", "tool", "tokens", "price",
     "max_area", "max_power", "launch_file", "out",
 )  # fmt: skip
 """Options of the first group of a command with a model."""
@@ -119,6 +120,7 @@ def python_type(info: FieldInfo, single: str = "") -> str:
         _ACCEPTED[BaseModel] if issubclass(kind, BaseModel) else _ACCEPTED.get(kind, kind.__name__)
         for kind in sorted(scalars(info), key=lambda kind: kind.__name__)
     ]
+    words += ["str"] if any(part is Measured for part in inside(info.annotation)) else []
     single = single or " | ".join(dict.fromkeys(" | ".join(words).split(" | ")))
     return f"Sequence[{single}] | {single} | None" if is_tuple(info) else f"{single} | None"
 

@@ -19,7 +19,16 @@ from atoll.questions.devices import (
     SiteFile,
 )
 from atoll.questions.fields import LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, NonNegative
-from atoll.questions.question import OUTPUT, Named, Question, Seconds, Several, locate, option
+from atoll.questions.question import (
+    OUTPUT,
+    Named,
+    Question,
+    Seconds,
+    Several,
+    TokenCount,
+    locate,
+    option,
+)
 
 MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
 Folder = Annotated[
@@ -268,7 +277,9 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
         shown="the file's",
     )
     batch: Count | None = option("Sequences in a step.", TRAINED, None, shown="the file's")
-    sequence: Count | None = option("Tokens in a sequence.", TRAINED, None, shown="the file's")
+    sequence: TokenCount | None = option(
+        'Tokens in a sequence, 8192 or "8k".', TRAINED, None, shown="the file's"
+    )
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
     )

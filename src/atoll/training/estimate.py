@@ -41,6 +41,7 @@ from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
 from atoll.training.operators.step_clock import drawn_W
 from atoll.training.run import Run
+from atoll.training.shard_kernels import shard_copies_s, update_floor_s
 from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.training.uncertainty import (
     Spread,
@@ -104,6 +105,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return self.run.tool
 
     @property
+    def usual_step(self) -> StepTime:
+        """Step of a usual device at a usual site: without slack and the wait for the slowest."""
+        return self.step.scaled(1 / self.run.slack)
+
+    @property
     def worst(self) -> Memory:
         """The stage that needs most memory."""
         return fullest(self.memory)
@@ -153,8 +159,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     def out_of_memory(self) -> float:
         """Chance that the fullest stage needs more memory than its device has."""
         worst, run = self.worst, self.run
-        room = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
-        return self.memory_spread.chance_above(room / worst.allocated)
+        free_bytes = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
+        return self.memory_spread.chance_above(free_bytes / worst.allocated)
 
     @property
     def uncertainty(self) -> Uncertainty:
@@ -359,17 +365,18 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
 
 def rank_compute_s(estimate: Estimate, stage: int) -> float:
     """Return the seconds per step of one rank of a stage without communication and waiting."""
-    step, stage_time = estimate.step, estimate.stages[stage]
+    step, stage_time = estimate.usual_step, estimate.stages[stage]
     passes = stage_time.forward, stage_time.backward, stage_time.recompute
     pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
-    microbatches = estimate.layout.microbatches(estimate.run.global_batch)
-    parts_s = microbatches * pass_s + step.accumulate_s + step.optimizer_s
+    stepper, shares = Estimator(estimate.run).shares(estimate.layout)
+    parts_s = stepper.microbatches * pass_s + step.accumulate_s + step.optimizer_s
+    parts_s += shard_copies_s(stepper, shares[stage])
     return parts_s * estimate.run.stack.slack
 
 
 def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
     """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
-    estimator, step, layout = Estimator(estimate.run), estimate.step, estimate.layout
+    estimator, step, layout = Estimator(estimate.run), estimate.usual_step, estimate.layout
     stepper = estimator.shares(layout)[0]
     policy = estimate.policies[stage]
 
@@ -378,7 +385,8 @@ def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
         passes_s = pass_classes_s(prices, layout, chunks, policy)
         times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
         times_s["streaming"] += step.accumulate_s
-        return times_s | {"optimizer": step.optimizer_s}
+        times_s["streaming"] += shard_copies_s(stepper, chunks)
+        return times_s | {"optimizer": max(step.optimizer_s, update_floor_s(stepper, chunks))}
 
     # Where the host or others limit the step, the device draws less and keeps a higher clock.
     busy_s = sum(classes_s(estimator).values())

@@ -151,8 +151,8 @@ class LayerPrices:
                 merge_periods=False,
             )
             if layout.tp > 1 and not self.run.stack.divides_table:
-                undivided = replace(layout, dp=1, tp=1, etp=1, pp=1, sp=False)
-                share = replace(share, layers=(self.model(undivided).layers[0], *share.layers[1:]))
+                first, *_, last = self.model(replace(layout, tp=1, etp=1, sp=False)).layers
+                share = replace(share, layers=(first, *share.layers[1:-1], last))
             if self.run.stored is not None and not self.run.stack.split_products:
                 share = share.map(joined)
             if self.run.adapters is not None:
