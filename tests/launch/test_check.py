@@ -235,7 +235,7 @@ def test_arguments_that_are_not_priced_widen_the_interval_and_withhold_the_proof
     assert keys.index("not_priced") < keys.index("estimate")
     print_checked(unknown)
     printed = capsys.readouterr().out
-    assert printed.partition("given:")[0].count("not priced:") == 2, "before any figure"
+    assert printed.partition("Step")[0].count("not priced:") == 2, "before any figure"
     with pytest.raises(AtollError, match="not priced: new_kernel 3: unknown"):
         atoll.check(script, strict=True, set=["GPUS=8", "MORE=--new-kernel 3"], **given)  # type: ignore[arg-type]
 

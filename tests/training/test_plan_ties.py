@@ -137,7 +137,7 @@ def test_headroom_is_kept_free() -> None:
     assert free.best.worst.needed <= 0.7 * capacity
     assert free.best.step.time_s >= whole.fastest.step.time_s
     assert free.answer.memory_bytes.headroom == 0.3
-    assert "less 30% kept free: fits" in free.best.verdict()
+    assert "less 30% kept free: fits, " in free.best.verdict()
     assert PlanQuestion.of(
         model="gpt2-xl", device="h100", devices=8, batch=8, headroom=0.1
     ).headroom == pytest.approx(0.1)
@@ -152,9 +152,9 @@ def test_a_layout_is_tight_where_such_runs_may_need_more_than_there_is() -> None
     roomy = estimate(with_memory(RUN, most + 1), found.layout)
     tight = estimate(with_memory(RUN, most - 1), found.layout)
     over = estimate(with_memory(RUN, found.worst.needed - 1), found.layout)
-    assert (roomy.fits, roomy.tight) == (True, False) and roomy.verdict().endswith(": fits")
+    assert (roomy.fits, roomy.tight) == (True, False) and roomy.verdict().endswith("to spare")
     assert (tight.fits, tight.tight) == (True, True) and "fits, but tight" in tight.verdict()
-    assert (over.fits, over.tight) == (False, False) and over.verdict().endswith("DOES NOT FIT")
+    assert (over.fits, over.tight) == (False, False) and ": DOES NOT FIT, " in over.verdict()
     rooms = [Estimator(e.run).has_room(e.layout) for e in (roomy, tight, over)]
     assert rooms == [True, False, False]
 

@@ -6,7 +6,7 @@ microbatches; then come gradients, optimizer and weights. docs/training.md has t
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
@@ -100,10 +100,9 @@ class StepTime:
     optimizer_s: float
     host_s: float
 
-    def shrunk(self, share: float) -> StepTime:
-        """Scale all parts, for a site that is faster than their sum."""
-        parts = {f.name: getattr(self, f.name) * share for f in fields(self) if f.name != "time_s"}
-        return replace(self, **parts)
+    def scaled(self, factor: float) -> StepTime:
+        """Return the step with all of its parts multiplied."""
+        return StepTime(*(factor * seconds for seconds in astuple(self)))
 
     @property
     def busy_s(self) -> float:
@@ -366,13 +365,21 @@ def resident_parameters(run: Run, cost: LayerCost) -> tuple[float, float]:
     return cost.parameters + equivalent * dense, cost.expert_parameters + equivalent * expert
 
 
+ACCUMULATED_FP32_BYTES = 17.0
+"""Bytes that take as long at the rate of plain streams as FSDP2's addition of 16-bit gradients to
+fp32 ones (10 bytes; profiles of pipeline stages on one H200, benchmarks/h200, half `fit`)."""
+
+
 def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
     """Return the time to accumulate a microbatch's gradients. Under ZeRO 2 all are copied into
     buckets, and a rank's part is added (under ZeRO 3 the fit of gathers includes copies). Under
     DualPipe a microbatch has gradients of one of a stage's copies. Linear in the parameters.
     """
-    parameters = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
+    undivided = layout.zero < 2 or run.stack.delays_reduction
+    parameters = dense + expert if undivided else layout.divided(dense, expert)
     bytes_per_parameter = run.stack.accumulated_bytes
+    if run.stack.gathered_at_loss and layout.zero and undivided and run.states.reduced == FLOAT:
+        bytes_per_parameter = ACCUMULATED_FP32_BYTES
     if run.stack.adds_in_products:
         bytes_per_parameter = 2 * run.states.gradient - HALF
     moved = parameters * bytes_per_parameter / layout.copies if m > layout.copies else 0.0

@@ -40,6 +40,7 @@ CAUSES = {
     "between": "collectives between nodes",
     "network": "network that was not stated",
     "pipeline": "pipeline",
+    "slowest": "wait for the slowest device",
     "device": "device whose operators were not timed",
     "sharding": "how the software shards weights and gradients",
     "source": "what differs from site to site",
@@ -249,6 +250,7 @@ def time_shares(
         "between": between,
         "network": between if run.network_assumed else 0.0,
         "pipeline": part["pipeline_bubble"] + part["pipeline_sends"],
+        "slowest": run.waiting - 1,
         "device": 0.0 if is_measured(run, layout) else compute,
         **_layout_shares(layout),
     }
@@ -289,7 +291,8 @@ def is_measured(run: Run, layout: Layout) -> bool:
     extrapolated.
     """
     beyond = (layout.cp > 1 and run.sequence >= LONG) or run.gpu.cap_W is not None
-    return run.gpu.name.partition("-")[0] in error_fits().devices and not beyond
+    names = {run.gpu.name, run.gpu.name.partition("-")[0]}  # a100-40 is an a100
+    return not beyond and not names.isdisjoint(error_fits().devices)
 
 
 def narrowed(time: Spread, predicted_s: float) -> tuple[NarrowedInterval, ...]:
