@@ -41,7 +41,7 @@ from atoll.hardware.space import (
     DesignSpace,
     template_designs,
 )
-from atoll.hardware.spacefile import load_space, read_space
+from atoll.hardware.spacefile import read_space
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profiles import DEFAULT
@@ -156,7 +156,7 @@ def test_banks_of_a_mebibyte_are_the_buffers_of_other_templates() -> None:
 
 
 def test_energy_of_a_byte_follows_its_bank(tmp_path: Path) -> None:
-    space = load_space(written(tmp_path, (2, 16, 64)))
+    space = read_space(written(tmp_path, (2, 16, 64))).build()
     chips = chips_of_space(space, DEFAULT)
     clock, banks, ports = (space.columns[n][chips.design] for n in ("clock_Hz", "banks", "ports"))
     each = np.array([energy_of_chip(chips, i).glb_J_per_byte for i in range(len(chips))])
@@ -165,7 +165,7 @@ def test_energy_of_a_byte_follows_its_bank(tmp_path: Path) -> None:
     assert small.max() < usual.min() <= usual.max() < large.min()
     assert (each[slow & (ports == 2) & (banks == 16)] > usual[0]).all()
     # Banks of 1 MiB and one port are those of the energy model.
-    seven = load_space(_plain(tmp_path))
+    seven = read_space(_plain(tmp_path)).build()
     plain = chips_of_space(seven, DEFAULT)
     at = int(np.flatnonzero(plain.clock_Hz == clock.min())[0])
     assert usual[0] == pytest.approx(energy_of_chip(plain, at).glb_J_per_byte, rel=1e-12)
@@ -257,7 +257,7 @@ def test_the_best_of_all_is_the_best_of_each_alone(
 def test_a_chip_with_banks_is_itself_everywhere(tmp_path: Path) -> None:
     """As a file, as a device of a plan, beside its neighbours, and under other constants."""
     path = written(tmp_path, (8, 16))
-    space = load_space(path)
+    space = read_space(path).build()
     chip = space.accelerator(3)
     file = tmp_path / "chip.yaml"
     file.write_text(chip_yaml(chip, "own", "dgx-a100"))

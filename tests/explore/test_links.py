@@ -26,7 +26,7 @@ from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.price import USUAL_PRICES, ownership_usd, with_links
 from atoll.hardware.silicon.physical import LINKED, physical_memories
 from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space
-from atoll.hardware.spacefile import load_space, read_space
+from atoll.hardware.spacefile import read_space
 from atoll.profiles import DEFAULT
 
 SPACE = """name: small
@@ -130,7 +130,7 @@ def test_everything_tried_on_every_network_is_no_better() -> None:
 def test_links_take_area_edge_power_and_money(tmp_path: Path) -> None:
     path = tmp_path / "links.yaml"
     path.write_text(SPACE)
-    space = load_space(path)
+    space = read_space(path).build()
     slow, fast = (space.subset(space.link_Bps == link) for link in (20e9, 900e9))
     hbm = physical_memories()[0]
     wider = PUBLISHED.serdes_mm2_per_GBps * 880

@@ -14,7 +14,7 @@ from atoll.explore.proof import reserve
 from atoll.hardware import product_space
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.silicon.physical import physical_memories
-from atoll.hardware.spacefile import load_space, read_space
+from atoll.hardware.spacefile import read_space
 from atoll.profiles import DEFAULT
 
 SPACE = """name: small
@@ -76,9 +76,9 @@ def test_the_best_of_all_is_the_best_of_each_alone(
 
 
 def test_chips_of_a_process_are_those_of_its_own_template(tmp_path: Path) -> None:
-    every = load_space(written(tmp_path, "template: physical\nnode: [7, 3]", MEMORIES))
+    every = read_space(written(tmp_path, "template: physical\nnode: [7, 3]", MEMORIES)).build()
     for node in (7, 3):
-        own = load_space(written(tmp_path, f"template: physical-{node}nm", MEMORIES))
+        own = read_space(written(tmp_path, f"template: physical-{node}nm", MEMORIES)).build()
         same = every.subset(every.process_nm == node)
         np.testing.assert_allclose(same.area_mm2, own.area_mm2, rtol=1e-12)
         for hbm in own.hbm_options:
@@ -94,7 +94,7 @@ def test_energy_of_a_step_follows_process_and_memory(tmp_path: Path) -> None:
     assert three_nm == pytest.approx(parts("template: physical-3nm"), rel=1e-9)
     seven = parts("template: physical\nnode: 7")
     assert three_nm["multiply-add"] == pytest.approx(0.48 * seven["multiply-add"], rel=1e-6)
-    space = load_space(written(tmp_path, "template: physical\nnode: [7, 3]", MEMORIES))
+    space = read_space(written(tmp_path, "template: physical\nnode: [7, 3]", MEMORIES)).build()
     chips = chips_of_space(space, DEFAULT)
     each = {energy_of_chip(chips, i).hbm_J_per_byte for i in range(len(chips))}
     assert min(each) == pytest.approx(0.75 * max(each)) and len(each) == 2

@@ -32,7 +32,7 @@ from atoll.hardware.physical.price import device_usd, ownership_usd
 from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
 from atoll.hardware.silicon.physical import redrawn
 from atoll.hardware.space import DesignLimits
-from atoll.hardware.spacefile import load_space
+from atoll.hardware.spacefile import read_space
 from atoll.questions import SearchQuestion
 
 SPACE = """name: small
@@ -98,7 +98,7 @@ def usd(chip: Accelerator) -> float:
 def test_losses_are_those_of_every_chip_tried_under_every_draw(
     folder: Path, seed: int, per: str | None, price: Callable[[Accelerator], float]
 ) -> None:
-    whole = load_space(folder)
+    whole = read_space(folder).build()
     job = SearchQuestion.of(**JOB)
     setting, variants = prepare_search(job)
     draws = Draws.of(whole, LIMITS, 6, seed, price_of(SearchQuestion.of(**JOB, per=per)))
@@ -145,7 +145,7 @@ def test_losses_are_those_of_every_chip_tried_under_every_draw(
 
 
 def test_ends_of_a_range_say_which_constant_moves_the_best(folder: Path) -> None:
-    whole = load_space(folder)
+    whole = read_space(folder).build()
     job = SearchQuestion.of(**JOB)
     setting, variants = prepare_search(job)
     objective = make_objective(job, whole, setting, variants)
@@ -166,7 +166,7 @@ def test_ends_of_a_range_say_which_constant_moves_the_best(folder: Path) -> None
 def test_a_chip_that_is_too_hot_runs_slower_and_one_that_is_too_large_is_lost(
     folder: Path,
 ) -> None:
-    whole = load_space(folder)
+    whole = read_space(folder).build()
     job = SearchQuestion.of(**JOB)
     setting, variants = prepare_search(job)
     objective = make_objective(job, whole, setting, variants)
@@ -209,7 +209,7 @@ def test_losses_under_a_limit_on_passes_are_those_of_every_chip_tried(folder: Pa
     found = result.robustness
     assert found is not None and found.draws == 3 and found.proven_within <= TOLERANCE * 1.001
     job = SearchQuestion.of(**JOB, space=str(folder), **asked)
-    whole, (setting, variants) = load_space(folder), prepare_search(job)
+    whole, (setting, variants) = read_space(folder).build(), prepare_search(job)
     varied = constants_that_matter(whole, energies=True)
     assert {"link_pJ_per_bit", "mac_pJ", "uncore_mm2"} <= {one.name for one in varied}
     hbm, table = whole.hbm_options[0], []

@@ -99,10 +99,6 @@ class Registry(Generic[T]):
         """Return all objects."""
         return [self[name] for name in self]
 
-    def plug_ins(self) -> dict[str, str]:
-        """Return plug-in names with their packages."""
-        return {name: _package(points[0]) for name, points in _plug_ins(self.group).items()}
-
     def origin(self, name: str) -> str:
         """Return the package of an object with a hash of its sources; empty for built-in ones."""
         if name in self._ours:

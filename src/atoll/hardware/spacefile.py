@@ -53,7 +53,6 @@ from atoll.hardware.space import (
     MAX_POINTS,
     DesignAxes,
     DesignLimits,
-    DesignSpace,
     template_axes,
 )
 
@@ -253,12 +252,3 @@ def template_space(template: str) -> ProductSpace:
     memories = physical_memories() if named in PHYSICAL else HBM_OPTIONS
     topologies = () if named.edge_mm is None else TOPOLOGIES
     return ProductSpace(template, template_axes(named), memories, DEFAULT_GLB, most, topologies)
-
-
-def load_space(path: str | Path) -> DesignSpace:
-    """The space that a YAML file describes; refused if too large, or empty."""
-    described = read_space(path)
-    try:
-        return described.build()
-    except AtollError as error:
-        raise type(error)(f"{path}: {error}") from None
