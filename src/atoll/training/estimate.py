@@ -52,6 +52,7 @@ from atoll.training.uncertainty import (
     narrowed,
     spread,
     time_shares,
+    updated,
 )
 from atoll.workload.flops import model_flops, trained_parameters
 
@@ -115,15 +116,22 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return fullest(self.memory)
 
     @cached_property
+    def time_shares(self) -> dict[str, float]:
+        """Shares of the step that causes of errors act on."""
+        parts_s = self.step.breakdown()
+        return time_shares(self.run, self.layout, parts_s, self.kernel_classes_s)
+
+    @cached_property
     def time_spread(self) -> Spread:
         """Distribution of measured over estimated step times."""
-        run, site = self.run, self.run.site
-        shares = time_shares(run, self.layout, self.step.breakdown(), self.kernel_classes_s)
-        shipped = spread(error_fits().step_time, shares)
+        site, shares = self.run.site, self.time_shares
+        time = spread(error_fits().step_time, shares)
         if site is not None and site.reach is not None:
-            sd = min(site.reach / shipped.reach, shipped.sd)
-            shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
-        return shipped.with_cause("arguments", unpriced_doubt(self.run.arguments))
+            sd = min(site.reach / time.reach, time.sd)
+            time = replace(time, causes={}, rest=sd, bias=0.0)
+        elif site is not None and site.errors:
+            time = updated(error_fits().step_time, shares, site.errors)
+        return time.with_cause("arguments", unpriced_doubt(self.run.arguments))
 
     @cached_property
     def memory_spread(self) -> Spread:

@@ -5,7 +5,8 @@ The logarithm of measured over predicted values is modelled as
     bias + sum of (share of a cause x its error) + rest
 
 where the share is the part of the step (or of the memory) that the cause acts on. Errors of causes
-are normal and common to all runs of one source; the rest differs from run to run. The standard
+are normal and common to all runs of one source; the rest differs from run to run. Measured runs of
+a site update them (`updated`). The standard
 deviations in `data/errors.yaml` are fitted by maximum likelihood to measured runs of all sources;
 `reach` is the number of standard deviations that contains 90 % of the runs of sources which the fit
 had not seen (`benchmarks/error_causes.py`; docs/accuracy.md, "Intervals").
@@ -28,6 +29,7 @@ from atoll.step.layout import Layout
 from atoll.training.accuracy import unpriced_doubt
 from atoll.training.memory import Memory
 from atoll.training.run import Run
+from atoll.training.site import RunError
 
 ERRORS = files("atoll") / "data" / "errors.yaml"
 CAUSES = {
@@ -57,6 +59,9 @@ REPEATED = 0.03
 """Relative error that a measured part keeps: steps and collectives repeat within 1 to 3 %."""
 SITE_RUNS = 3
 """Runs that a site is calibrated on, as proposed."""
+SURE = 4.0
+"""Measured runs that the shipped size of errors counts as, beside those of a site."""
+TINY = 1e-30
 DRAWS = 4000
 """Draws for the chance of being the fastest: accurate to one percentage point."""
 NORMAL_REACH = 1.6448536269514722
@@ -190,6 +195,34 @@ def spread(fit: ErrorFit, shares: Mapping[str, float]) -> Spread:
     """Return the distribution of an estimate with these shares of causes."""
     sds = {name: shares[name] * sd for name, sd in fit.causes.items() if shares.get(name)}
     return Spread(sds, fit.rest, fit.bias, fit.reach)
+
+
+def updated(fit: ErrorFit, shares: Mapping[str, float], runs: Sequence[RunError]) -> Spread:
+    """Return the distribution of an estimate after measured runs of its site: the posterior of
+    errors that causes have in common, in closed form. With shares x of the estimate and X of the
+    runs, each times the standard deviations of its causes, and logarithms y of the runs' errors:
+
+        C = X X' + rest^2,    mean = x X' C^-1 y,    variance = x (1 - X' C^-1 X) x' + rest^2
+
+    All widths are multiplied by sqrt((SURE + z' C^-1 z) / (SURE + runs)) with the errors z of runs
+    that were left out, which say whether errors here are as large as elsewhere (Student's).
+    """
+    names = list(fit.causes)
+    sds = np.array(list(fit.causes.values()))
+    x = sds * [shares.get(name, 0.0) for name in names]
+    measured = sds * [[run.shares.get(name, 0.0) for name in names] for run in runs]
+    logs, left_out = np.array([(run.log, run.left_out) for run in runs]).T
+    common = measured @ measured.T + fit.rest**2 * np.eye(len(runs))
+    left = np.eye(x.size) - measured.T @ np.linalg.solve(common, measured)
+    misfit = left_out @ np.linalg.solve(common, left_out)
+    scale = math.sqrt((SURE + misfit) / (SURE + len(runs)))
+    # Causes are no longer independent: each has its part of their variance by its own one.
+    alone = np.abs(x) * np.sqrt(np.diag(left))
+    scale_causes = scale * math.sqrt(max(0.0, x @ left @ x) / max(alone @ alone, TINY))
+    causes = dict(zip(names, (scale_causes * alone).tolist(), strict=True))
+    causes = {name: sd for name, sd in causes.items() if sd}
+    mean = float(x @ measured.T @ np.linalg.solve(common, logs))
+    return Spread(causes, scale * fit.rest, mean, fit.reach)
 
 
 def time_shares(
