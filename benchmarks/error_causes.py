@@ -46,7 +46,7 @@ from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import written_gpu
 from atoll.training.accuracy import run_kind
 from atoll.training.estimate import Estimate
-from atoll.training.uncertainty import ERRORS, memory_shares, time_shares
+from atoll.training.uncertainty import ERRORS, memory_shares
 from atoll.validation.step_rows import H200_STEPS_LATER
 from atoll.validation.tables import RunRow, read_runs
 from atoll.validation.validate import Prediction, layout_group, predict
@@ -163,9 +163,8 @@ def main() -> None:
 
 def shares_of(estimate: Estimate) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the shares of causes in the order of the priors, of step time and memory."""
-    run, layout = estimate.run, estimate.layout
-    times = time_shares(run, layout, estimate.step.breakdown(), estimate.kernel_classes_s)
-    peaks = memory_shares(layout, estimate.worst)
+    times = estimate.time_shares
+    peaks = memory_shares(estimate.layout, estimate.worst)
     return tuple(times[name] for name in TIME_PRIORS), tuple(peaks[name] for name in MEMORY_PRIORS)
 
 
@@ -247,7 +246,7 @@ def print_bias_by_devices(rows: Sequence[Residual]) -> None:
     """Print the median over sources of the median of predicted over measured times, minus 1."""
     print("| devices | rows | sources | bias | first half of the sources | second half |")
     print("|---|---|---|---|---|---|")
-    for least, most in pairwise((1, 2, 9, 65, 513, sys.maxsize)):
+    for least, most in pairwise((1, 2, 9, 65, 513, 100_001)):
         medians: dict[str, float] = {}
         mine = [row for row in rows if least <= row.devices < most]
         for source in dict.fromkeys(row.source for row in mine):

@@ -72,6 +72,21 @@ def test_a_site_is_found_again(tmp_path: Path) -> None:
     assert site.error is not None and site.error < 0.04
 
 
+def test_three_runs_halve_the_error_of_a_strange_cluster(tmp_path: Path) -> None:
+    """Sends between nodes at a tenth of the catalogue's bandwidth."""
+    between = FactorInterval(value=0.1, low=0.1, high=0.1)
+    strange = Site(name="strange", bandwidth=LevelFactors(between=between))
+    path = runs(tmp_path / "runs.csv", strange)
+    rows = read_runs(path)
+    three = [row.values for row in (rows[0], rows[2], rows[4])]
+    site, _ = fit_runs(table(tmp_path / "three.csv", three))
+    for row in (rows[1], rows[3], rows[5]):
+        usual, here = estimate(*run_from_row(row)), estimate(*run_at_site(row, site))
+        errors = [abs(e.step.time_s / (row.time_s or 0.0) - 1) for e in (usual, here)]
+        assert errors[1] < max(0.5 * errors[0], 0.05)
+        assert here.interval.step_time_s.low < (row.time_s or 0) < here.interval.step_time_s.high
+
+
 def test_runs_as_the_catalogue_has_them_change_nothing(tmp_path: Path) -> None:
     site, told = fit_runs(runs(tmp_path / "runs.csv"))
     assert told.errors.after < 1e-6

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from training_cases import dense, gpu, small_run
 
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.run import Run
-from atoll.training.site import Site
-from atoll.training.uncertainty import Spread, error_fits, fastest_chances
+from atoll.training.site import RunError, Site
+from atoll.training.uncertainty import (
+    SURE,
+    Spread,
+    error_fits,
+    fastest_chances,
+    spread,
+    updated,
+)
 
 ONE = Layout(dp=8)
 
@@ -145,3 +155,51 @@ def test_intervals_cover_sources_that_were_left_out_and_are_not_too_wide() -> No
     assert fits.step_time.coverage >= 0.85
     assert fits.step_time.half_width <= 2.2 * fits.step_time.mean
     assert fits.memory.coverage >= 0.8
+
+
+def test_measured_runs_update_causes_as_the_sum_over_all_their_errors_does() -> None:
+    """The closed form beside a grid of all errors of two causes, weighted by how well they explain
+    three runs."""
+    fit = error_fits().step_time.model_copy(
+        update={"causes": {"products": 0.1, "between": 0.4}, "rest": 0.05, "bias": 0.06}
+    )
+    runs = [
+        RunError(log=0.30, left_out=0.30, shares={"products": 0.5, "between": 0.5}),
+        RunError(log=0.12, left_out=0.12, shares={"products": 0.9, "between": 0.1}),
+        RunError(log=0.45, left_out=0.45, shares={"products": 0.3, "between": 0.7}),
+    ]
+    shares = {"products": 0.6, "between": 0.4}
+    errors = np.stack(np.meshgrid(*(np.linspace(-8 * sd, 8 * sd, 801) for sd in (0.1, 0.4))), -1)
+    sds, names = np.array([0.1, 0.4]), ["products", "between"]
+
+    def weights(logs: Sequence[float]) -> NDArray[np.float64]:
+        total = -0.5 * ((errors / sds) ** 2).sum(-1)
+        for run, log in zip(runs, logs, strict=True):
+            explained = errors @ [run.shares[name] for name in names]
+            total -= 0.5 * ((log - explained) / fit.rest) ** 2
+        return np.asarray(np.exp(total))
+
+    posterior = weights([run.log for run in runs])
+    of_estimate = errors @ [shares[name] for name in names]
+    mean = (posterior * of_estimate).sum() / posterior.sum()
+    variance = (posterior * (of_estimate - mean) ** 2).sum() / posterior.sum()
+    misfit = -2 * math.log(posterior.sum() / weights([0.0] * len(runs)).sum())
+    scale = math.sqrt((SURE + misfit) / (SURE + len(runs)))
+    after = updated(fit, shares, runs)
+    assert after.bias == pytest.approx(mean, rel=1e-4)
+    assert after.sd == pytest.approx(scale * math.hypot(fit.rest, math.sqrt(variance)), rel=1e-4)
+    before = spread(fit, shares)
+    assert after.sd < before.sd and set(after.causes) == set(before.causes)
+    assert updated(fit, {}, runs).causes == {}
+
+
+def test_a_site_shifts_and_narrows_the_interval_by_what_its_runs_have_in_common() -> None:
+    usual = estimate(small_run(dense()), ONE)
+    shares = usual.time_shares
+    slow = Site(name="slow", errors=[RunError(log=0.1, left_out=0.1, shares=shares)] * 3, runs=3)
+    result = estimate(small_run(dense()).at(slow), ONE)
+    assert 0.05 < result.time_spread.bias < 0.1
+    assert result.time_spread.sd < usual.time_spread.sd
+    apart = RunError(log=0.1, left_out=0.1, shares={"between": 1.0})
+    other = estimate(small_run(dense()).at(Site(name="other", errors=[apart] * 3)), ONE)
+    assert other.time_spread.bias == pytest.approx(0, abs=1e-9)

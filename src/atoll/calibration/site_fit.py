@@ -19,7 +19,6 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from atoll.answers.answer import build_from
 from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
@@ -29,7 +28,14 @@ from atoll.step.layout import Layout
 from atoll.tools.stack import CHIP, STACKS
 from atoll.training.estimate import Estimator, rank_compute_s
 from atoll.training.run import Run
-from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlaps, Site
+from atoll.training.site import (
+    Attention,
+    FactorInterval,
+    LevelFactors,
+    Overlaps,
+    RunError,
+    Site,
+)
 from atoll.validation.row_runs import run_at_site
 from atoll.validation.tables import RunRow, read_each, read_runs
 
@@ -319,8 +325,9 @@ def fit_runs(
         attention=best.variant.attention,
         runs=len(timed),
         error=errors.left_out if judges_steps else None,
-        reach=_reach(best.left_out) if judges_steps else None,
     )
+    if judges_steps:
+        site = site.model_copy(update={"errors": _run_errors(best, site)})
     software = (
         build_from(SoftwareFit, mixture.variant, evidence=mixture.evidence)
         for mixture in sorted(mixed, key=lambda mixture: -mixture.evidence)
@@ -347,10 +354,19 @@ def _error(residuals: Floats) -> float:
     return float(np.abs(np.expm1(-residuals)).mean())
 
 
-def _reach(residuals: Floats) -> float:
-    """Return the half-width of the 90 % interval of a further run's residual (Student)."""
-    n = residuals.size
-    return float(stdtrit(n - 1, 0.95) * np.sqrt((residuals**2).mean() * (1 + 1 / n)))
+def _run_errors(mixture: Mixture, site: Site) -> tuple[RunError, ...]:
+    """Return the errors of a fit's runs with the shares of their steps at the site."""
+    variant = mixture.variant
+    estimates = (
+        Estimator(run.at(site)).estimate(layout)
+        for run, layout in zip(variant.runs, variant.layouts, strict=True)
+    )
+    return tuple(
+        RunError(log=log, left_out=left_out, shares=estimate.time_shares)
+        for log, left_out, estimate in zip(
+            mixture.residuals.tolist(), mixture.left_out.tolist(), estimates, strict=True
+        )
+    )
 
 
 def _timed(path: str | Path, base: Site, device: str) -> tuple[list[TimedRun], list[str]]:

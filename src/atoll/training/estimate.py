@@ -115,10 +115,15 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return fullest(self.memory)
 
     @cached_property
+    def time_shares(self) -> dict[str, float]:
+        """Shares of the step that causes of errors act on."""
+        parts_s = self.step.breakdown()
+        return time_shares(self.run, self.layout, parts_s, self.kernel_classes_s)
+
+    @cached_property
     def time_spread(self) -> Spread:
         """Distribution of measured over estimated step times."""
-        parts_s, classes_s = self.step.breakdown(), self.kernel_classes_s
-        return step_spread(self.run, time_shares(self.run, self.layout, parts_s, classes_s))
+        return step_spread(self.run, self.time_shares)
 
     @cached_property
     def memory_spread(self) -> Spread:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -30,6 +31,8 @@ MOST_HIDDEN = 0.97
 """Largest hidden share of communication before a site's odds apply."""
 LEAST = 1e-9
 """Smallest factor, and smallest seconds."""
+MOST_LOG = 21.0
+"""Largest logarithm of a factor."""
 
 
 class ValueInterval(FileModel):
@@ -108,6 +111,17 @@ class Overlaps(FileModel):
         return replace(stack, **shares)
 
 
+class RunError(FileModel):
+    """Error of a measured run of a site."""
+
+    log: float = Field(ge=-MOST_LOG, le=MOST_LOG)
+    """Logarithm of measured over predicted step time at the fitted site."""
+    left_out: float = Field(ge=-MOST_LOG, le=MOST_LOG)
+    """The same, predicted from the site's other runs."""
+    shares: Mapping[str, float]
+    """Shares of the step that causes of errors act on (`uncertainty.time_shares`)."""
+
+
 class Site(FileModel):
     """Fitted or measured values; all others are those of the catalogue and the stack."""
 
@@ -130,7 +144,10 @@ class Site(FileModel):
     error: float | None = Field(default=None, ge=0, le=1 / LEAST)
     """Mean error of the step time on these runs, each predicted from the others."""
     reach: float | None = Field(default=None, ge=0, le=1 / LEAST)
-    """Half width of the 90 % interval of the logarithm of measured over predicted step times."""
+    """Half width of the 90 % interval of the logarithm of measured over predicted step times;
+    replaces the one that follows from `errors`."""
+    errors: tuple[RunError, ...] = ()
+    """Errors of the measured runs, which update the distributions of the causes of errors."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -177,6 +194,8 @@ def _rounded(values: Any) -> Any:
     """Round numbers to four digits."""
     if isinstance(values, dict):
         return {name: _rounded(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_rounded(value) for value in values]
     return float(f"{values:.4g}") if isinstance(values, float) else values
 
 

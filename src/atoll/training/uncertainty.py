@@ -5,7 +5,8 @@ The logarithm of measured over predicted values is modelled as
     bias + sum of (share of a cause x its error) + rest
 
 where the share is the part of the step (or of the memory) that the cause acts on. Errors of causes
-are normal and common to all runs of one source; the rest differs from run to run. The standard
+are normal and common to all runs of one source; the rest differs from run to run. Measured runs of
+a site update them (`updated`). The standard
 deviations in `data/errors.yaml` are fitted by maximum likelihood to measured runs of all sources;
 `reach` is the number of standard deviations that contains 90 % of the runs of sources which the fit
 had not seen (`benchmarks/error_causes.py`; docs/accuracy.md, "Intervals").
@@ -28,6 +29,7 @@ from atoll.step.layout import Layout
 from atoll.training.accuracy import unpriced_doubt
 from atoll.training.memory import Memory
 from atoll.training.run import Run
+from atoll.training.site import RunError
 
 ERRORS = files("atoll") / "data" / "errors.yaml"
 CAUSES = {
@@ -61,6 +63,9 @@ REPEATED = 0.03
 """Relative error that a measured part keeps: steps and collectives repeat within 1 to 3 %."""
 SITE_RUNS = 3
 """Runs that a site is calibrated on, as proposed."""
+SURE = 4.0
+"""Measured runs that the shipped size of errors counts as, beside those of a site."""
+TINY = 1e-30
 DRAWS = 4000
 """Draws for the chance of being the fastest: accurate to one percentage point."""
 NORMAL_REACH = 1.6448536269514722
@@ -198,27 +203,67 @@ def spread(fit: ErrorFit, shares: Mapping[str, float]) -> Spread:
 
 def step_spread(run: Run, shares: Mapping[str, float]) -> Spread:
     """Return the distribution of measured over estimated step times with these shares of causes."""
-    shipped, site = spread(error_fits().step_time, shares), run.site
+    fit, site = error_fits().step_time, run.site
+    time = spread(fit, shares)
     if site is not None and site.reach is not None:
-        sd = min(site.reach / shipped.reach, shipped.sd)
-        shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
-    return shipped.with_cause("arguments", unpriced_doubt(run.arguments))
+        sd = min(site.reach / time.reach, time.sd)
+        time = replace(time, causes={}, rest=sd, bias=0.0)
+    elif site is not None and site.errors:
+        time = updated(fit, shares, site.errors)
+    return time.with_cause("arguments", unpriced_doubt(run.arguments))
 
 
 def least_time_spread(run: Run, layout: Layout) -> Spread:
-    """Return a distribution that is no wider than that of any step of the layout. The sum of
-    (share x error)^2 over causes whose shares add up to 1 is least where shares are proportional to
-    1 / error^2.
+    """Return a distribution that is no wider, and no higher in its mean, than that of any step of
+    the layout. The sum of (share x error)^2 over causes whose shares add up to 1 is least where
+    shares are proportional to 1 / error^2. After measured runs the mean is linear in the shares:
+    it is least at one of the causes whose shares add up to 1.
     """
-    errors = error_fits().step_time.causes
+    fit, site = error_fits().step_time, run.site
+    errors, fixed = fit.causes, _layout_shares(layout)
+    if site is not None and site.reach is None and site.errors:
+        means = {name: updated(fit, {name: 1.0}, site.errors).bias for name in errors}
+        least = min(means[name] for name in EXCLUSIVE)
+        least += sum(means.get(name, 0.0) * share for name, share in fixed.items())
+        others = [name for name in errors if name not in EXCLUSIVE and name not in fixed]
+        least += sum(min(0.0, means[name]) for name in others)
+        return replace(updated(fit, {}, site.errors), causes={}, bias=least)
     weights = {name: errors[name] ** -2 for name in EXCLUSIVE}
     shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-    return step_spread(run, shares | _layout_shares(layout))
+    return step_spread(run, shares | fixed)
 
 
 def _layout_shares(layout: Layout) -> dict[str, float]:
     """Return the shares of causes that act on all of a step or not at all."""
     return {"sharding": float(layout.zero >= 2), "source": 1.0}
+
+
+def updated(fit: ErrorFit, shares: Mapping[str, float], runs: Sequence[RunError]) -> Spread:
+    """Return the distribution of an estimate after measured runs of its site: the posterior of
+    errors that causes have in common, in closed form. With shares x of the estimate and X of the
+    runs, each times the standard deviations of its causes, and logarithms y of the runs' errors:
+
+        C = X X' + rest^2,    mean = x X' C^-1 y,    variance = x (1 - X' C^-1 X) x' + rest^2
+
+    All widths are multiplied by sqrt((SURE + z' C^-1 z) / (SURE + runs)) with the errors z of runs
+    that were left out, which say whether errors here are as large as elsewhere (Student's).
+    """
+    names = list(fit.causes)
+    sds = np.array(list(fit.causes.values()))
+    x = sds * [shares.get(name, 0.0) for name in names]
+    measured = sds * [[run.shares.get(name, 0.0) for name in names] for run in runs]
+    logs, left_out = np.array([(run.log, run.left_out) for run in runs]).T
+    common = measured @ measured.T + fit.rest**2 * np.eye(len(runs))
+    left = np.eye(x.size) - measured.T @ np.linalg.solve(common, measured)
+    misfit = left_out @ np.linalg.solve(common, left_out)
+    scale = math.sqrt((SURE + misfit) / (SURE + len(runs)))
+    # Causes are no longer independent: each has its part of their variance by its own one.
+    alone = np.abs(x) * np.sqrt(np.diag(left))
+    scale_causes = scale * math.sqrt(max(0.0, x @ left @ x) / max(alone @ alone, TINY))
+    causes = dict(zip(names, (scale_causes * alone).tolist(), strict=True))
+    causes = {name: sd for name, sd in causes.items() if sd}
+    mean = float(x @ measured.T @ np.linalg.solve(common, logs))
+    return Spread(causes, scale * fit.rest, mean, fit.reach)
 
 
 def time_shares(
