@@ -163,8 +163,6 @@ class Stack:
     once, after the optimizer's step."""
     slack: float = 1.0
     """Step time over the sum of its parts: allocator, interpreter, waiting."""
-    straggling: float = 1.0
-    """Factor on the slack of several nodes, which wait for the slowest."""
     exchanges_heads: bool = False
     """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
     instead of sending keys and values round a ring."""
@@ -339,8 +337,8 @@ def linear_loss(stack: Stack) -> Stack:
     """Use Liger's loss, which computes logits by chunks and replaces them by their gradient in one
     kernel; the head's gradients follow at once.
     """
-    whole = replace(stack, recomputes_loss=False, loss_columns=0)
-    return _with_loss(whole, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+    plain = replace(stack, recomputes_loss=False, loss_columns=0)
+    return _with_loss(plain, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
 
 
 def compiled_kernels(stack: Stack) -> Stack:

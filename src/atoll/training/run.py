@@ -11,6 +11,7 @@ from atoll.base.units import FLOPS, FREQUENCY, counted, format_bytes, format_qua
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
+from atoll.hardware.physical.device_power import slowest_of
 from atoll.step.layout import Layout
 from atoll.step.length import RunLength
 from atoll.step.states import N, States
@@ -133,11 +134,13 @@ class Run:
 
     @property
     def slack(self) -> float:
-        """Step time over the sum of its parts; several nodes (or TPU slices) also wait for the
-        slowest.
-        """
-        several = self.devices > self.network.levels[0].devices
-        return self.stack.slack * (self.stack.straggling if several else 1.0)
+        """Step time over the sum of its parts on a usual device."""
+        return self.stack.slack * self.waiting
+
+    @property
+    def waiting(self) -> float:
+        """Step time over that of a usual device: devices that exist wait for the slowest of all."""
+        return slowest_of(self.devices) if isinstance(self.gpu, Gpu) else 1.0
 
     @property
     def frozen_bytes(self) -> float:
