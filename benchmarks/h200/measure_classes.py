@@ -31,7 +31,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
+
+from atoll.measurement.profiler import Nvml, profiled_kernels, timed_steps
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ALL_LINEAR = "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj"
@@ -910,68 +913,7 @@ def prepare(case: Case, device: str) -> Prepared:
     )  # fmt: skip
 
 
-def timed_steps(run: Prepared, repeats: int) -> tuple[list[float], list[float], dict[str, float]]:
-    """Return device and host milliseconds of single steps and the median of each phase."""
-    times, host = [], []
-    phases: dict[str, list[float]] = defaultdict(list)
-    for _ in range(repeats):
-        events: list[tuple[str, torch.cuda.Event]] = []
-
-        def mark(name: str, events: list[tuple[str, Any]] = events) -> None:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            events.append((name, event))
-
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run.step(mark)
-        host.append((time.perf_counter() - start) * 1e3)
-        torch.cuda.synchronize()
-        times.append(events[0][1].elapsed_time(events[-1][1]))
-        sums: dict[str, float] = defaultdict(float)
-        for (name, begin), (_, end) in pairwise(events):
-            sums[name] += begin.elapsed_time(end)
-        for name, value in sums.items():
-            phases[name].append(value)
-    return times, host, {name: statistics.median(values) for name, values in phases.items()}
-
-
-def profiled_kernels(run: Prepared) -> dict[str, dict[str, list[float]]]:
-    """Return milliseconds and count of each kernel of one step, by phase.
-
-    A one-cycle spin kernel marks where each phase begins.
-    """
-    names: list[str] = []
-
-    def mark(name: str) -> None:
-        names.append(name)
-        torch.cuda._sleep(1)
-
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run.step(mark)
-        torch.cuda.synchronize()
-    events = [
-        (event.start_ns(), event.duration_ns(), event.name())
-        for event in profile.profiler.kineto_results.events()
-        if str(event.device_type()).endswith("CUDA")
-    ]
-    kernels_by_phase: dict[str, dict[str, list[float]]] = defaultdict(
-        lambda: defaultdict(lambda: [0.0, 0])
-    )
-    phase, passed = "", 0
-    for _, duration, name in sorted(events):
-        if "spin_kernel" in name:
-            phase = names[passed] if passed < len(names) else "end"
-            passed += 1
-        elif not name.startswith(("cuda", "Activity Buffer", "Context Sync")):
-            entry = kernels_by_phase[phase][name]
-            entry[0] += duration / 1e6
-            entry[1] += 1
-    return {phase: dict(kernels) for phase, kernels in kernels_by_phase.items()}
-
-
-def kernel_columns(kernels: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
+def kernel_columns(kernels: dict[str, dict[str, tuple[float, int]]]) -> dict[str, Any]:
     """Return the kernel columns of a row."""
     sums = dict.fromkeys((*CLASSES, *PARTS), 0.0)
     phases = {"forward": 0.0, "backward": 0.0}
@@ -1093,7 +1035,7 @@ def measure(case: Case, save: Callable[[str, Any], None]) -> None:
         torch.cuda.synchronize()
         once = time.perf_counter() - begin
         repeats = 7 if once < 0.3 else 5 if once < 1.0 else 3
-        times, host, phases = timed_steps(run, repeats)
+        times, host, phases = timed_steps(run.step, repeats)
         cpu = time.process_time()
         count = max(4, int(case.seconds / min(times) * 1e3))
         window = [time.monotonic_ns()]
@@ -1120,7 +1062,7 @@ def measure(case: Case, save: Callable[[str, Any], None]) -> None:
             "alloc_retries": stats.get("num_alloc_retries", 0),
             "loss": round(float(run.last_loss), 4), "gpu": torch.cuda.get_device_name(),
         })  # fmt: skip
-        kernels = profiled_kernels(run)
+        kernels = profiled_kernels(run.step)
         save("kernels", kernels)
         save("row", kernel_columns(kernels))
         if not case.compile_mode and case.loss != "compiled" and case.attn != "flex_attention":
@@ -1408,11 +1350,7 @@ def versions() -> dict[str, str]:
         "driver": "",
     }
     with contextlib.suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        version_by_package["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
-        pynvml.nvmlShutdown()
+        version_by_package["driver"] = Nvml().driver()
     return version_by_package
 
 

@@ -2,7 +2,7 @@
 
     python measure_ranks.py --out jobs.jsonl           # the jobs, about 240
     python measure_ranks.py --out jobs.jsonl --tiny    # tiny models, to rehearse on the CPU
-    python -m atoll.measurement.runner jobs.jsonl records.jsonl --limit 60 --budget 540
+    python measure_ranks.py --out jobs.jsonl --run records.jsonl --limit 60 --budget 540
     python measure_ranks.py --out jobs.jsonl --records records.jsonl --rows h200_ranks_2.csv
 
 Models are cut to a few blocks. `half` says which half of the data a row belongs to; it depends on
@@ -24,9 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from atoll.files.csvfile import write_csv
-from atoll.measurement.rank_job import GIB, RankJob
 from atoll.measurement.rows import COLUMNS, rank_row
-from atoll.measurement.runner import MEASURED, write_jobs
+from atoll.measurement.runner import GIB, MEASURED, Limits, RankJob, read_jobs, run_jobs, write_jobs
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = LINEAR[:4]
@@ -248,17 +247,41 @@ def write_rows(jobs: list[RankJob], records: Path, table: Path) -> None:
     table.with_name(f"{table.stem}_kernels.json.gz").write_bytes(packed)
 
 
+def run_recorded(jobs: list[RankJob], records: Path, device: str, limits: Limits) -> None:
+    """Run the jobs without a result in a file, and append a line of JSON for each."""
+    lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
+    recorded = {r["id"] for r in map(json.loads, lines) if r["outcome"] in MEASURED}
+    left = [each for each in jobs if each.id not in recorded]
+    for record in run_jobs(left, device, limits):
+        with records.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+        peak_GB, times_ms = record.get("peak_bytes", 0) / 1e9, record.get("step_ms") or [0.0]
+        print(
+            f"{record['id']}: {record['outcome']}, step {min(times_ms):.1f} ms, peak "
+            f"{peak_GB:.1f} GB {record.get('error', '')[:160]}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Write the jobs, or the rows of those that were run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--run", type=Path, help="run the jobs without a record in this file")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of a job")
+    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of all jobs")
+    parser.add_argument("--device", default="cuda")
     parser.add_argument("--records", type=Path)
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     jobs = all_jobs()
     if options.records is not None:
         write_rows(jobs, options.records, options.rows)
+        return
+    if options.run is not None:
+        limits = Limits(options.limit, options.budget, jobs_per_child=1000)
+        run_recorded(read_jobs(options.out), options.run, options.device, limits)
         return
     write_jobs(options.out, [shrunken(each) for each in jobs] if options.tiny else jobs)
     halves = [each.labels["half"] for each in jobs]

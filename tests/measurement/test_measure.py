@@ -15,9 +15,8 @@ from atoll.answers.validation import RunsValidation, SiteCalibration
 from atoll.base.errors import AtollError
 from atoll.measurement.device_profile import write_profile
 from atoll.measurement.measure import measure, plan_measured
-from atoll.measurement.rank_job import RankJob
 from atoll.measurement.rows import rank_row
-from atoll.measurement.runner import Limits
+from atoll.measurement.runner import Limits, RankJob
 from atoll.questions import PlanQuestion
 from atoll.questions.verbs import MeasureQuestion
 
@@ -55,7 +54,7 @@ def asked(**fields: Any) -> MeasureQuestion:
 def jobs_of(**fields: Any) -> list[dict[str, Any]]:
     answer = measure(asked(dry_run=True, **fields))
     assert isinstance(answer, MeasureAnswer)
-    assert answer.commands[0].endswith("jobs.jsonl --start 0 --device cuda")
+    assert answer.commands[0].endswith("jobs.jsonl --device cuda")
     return [dict(job) for job in answer.jobs]
 
 

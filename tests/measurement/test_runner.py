@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.measurement import runner
-from atoll.measurement.rank_job import RankJob
-from atoll.measurement.runner import Limits, read_jobs, run_jobs, write_jobs
+from atoll.measurement.runner import Limits, RankJob, read_jobs, run_jobs, write_jobs
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from atoll.measurement.rank_job import RankJob
 from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, adamw, pipelined, randomize
+from atoll.measurement.runner import RankJob
 
 TITAN_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 RECOMPUTE = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from atoll.measurement.rank_job import RankJob
 from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, adamw, randomize
+from atoll.measurement.runner import RankJob
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
            "mlp.up_proj")  # fmt: skip

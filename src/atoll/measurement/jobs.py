@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.measurement.rank_job import RankJob
+from atoll.measurement.runner import RankJob
 from atoll.step.layout import FULL_BLOCKS
 from atoll.training.estimate import Estimate
 from atoll.workload.load import read_json, zoo_entry, zoo_names

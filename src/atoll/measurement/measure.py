@@ -20,9 +20,8 @@ from atoll.base.errors import AtollError
 from atoll.calibration.site import calibrate_site
 from atoll.measurement.device_profile import profile_device
 from atoll.measurement.jobs import rank_jobs
-from atoll.measurement.rank_job import RankJob
 from atoll.measurement.rows import append_row, rank_row
-from atoll.measurement.runner import MEASURED, Limits, Record, command, run_jobs
+from atoll.measurement.runner import MEASURED, Limits, RankJob, Record, command, run_jobs
 from atoll.questions import LayoutQuestion, PlanQuestion, Question
 from atoll.questions.verbs import MeasureQuestion
 from atoll.training.estimate import Estimate, estimate
@@ -77,7 +76,7 @@ def measure_layout(
     """Run the ranks of an estimated layout and append a row for each one that has a result."""
     jobs = rank_jobs(priced, settings.ranks)
     if settings.dry_run:
-        words = command(Path(JOBS_FILE), 0, settings.backend)
+        words = command(Path(JOBS_FILE), settings.backend)
         return MeasureAnswer(
             layout=str(priced.layout),
             ranks=(),

@@ -2,14 +2,13 @@
 
     python -m atoll.measurement.operators OPERATORS.csv
 
-Needs PyTorch and no other part of Atoll. The last line of standard output is a JSON object with
+Needs PyTorch alone. The last line of standard output is a JSON object with
 the device: its sizes, clock and power under load, and the host's time per launch.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib
 import itertools
 import json
 import statistics
@@ -22,6 +21,8 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+
+from atoll.measurement.profiler import nvml
 
 Sizes = dict[str, int]
 Timed = tuple[str, Sizes, Callable[[], Any]]
@@ -155,32 +156,26 @@ def load_figures(seconds: float) -> dict[str, float]:
     """Return rate, power and clock of large products that run back to back for some seconds."""
     a, b = _random(8192, 8192), _random(8192, 8192)
     end, count, watts, clocks = time.monotonic() + seconds, 0, [], []
-    pynvml: Any = None
-    try:
-        pynvml = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    except Exception:
-        pynvml = None
+    library = nvml()
     torch.cuda.synchronize()
     start = time.perf_counter()
     while time.monotonic() < end:
         for _ in range(20):
             a @ b
         count += 20
-        if pynvml:
-            watts.append(pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3)
-            clocks.append(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+        if library is not None:
+            watts.append(library.library.nvmlDeviceGetPowerUsage(library.device) / 1e3)
+            clocks.append(library.clock_MHz())
         torch.cuda.synchronize()
     rate = count * 2 * 8192**3 / (time.perf_counter() - start)
     figures = {"sustained_flops": rate}
-    if pynvml:
-        half = len(watts) // 2
+    if library is not None:
+        half, driver, handle = len(watts) // 2, library.library, library.device
         figures |= {
             "power_W": statistics.fmean(watts[half:]),
             "load_MHz": statistics.fmean(clocks[half:]),
-            "clock_MHz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "power_limit_W": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
+            "clock_MHz": driver.nvmlDeviceGetMaxClockInfo(handle, driver.NVML_CLOCK_SM),
+            "power_limit_W": driver.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
         }
     return figures
 

@@ -1,6 +1,6 @@
 """Child process: runs ranks of layouts one after another and writes one line of JSON for each.
 
-    python -m atoll.measurement.rank JOBS.jsonl [--start N] [--device cuda]
+    python -m atoll.measurement.rank JOBS.jsonl [--device cuda]
 
 Needs PyTorch and the training tool, and no other part of Atoll. What the software prints goes to
 standard error.
@@ -19,10 +19,8 @@ import statistics
 import sys
 import time
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 from atoll.measurement.collectives import patch_collectives
-from atoll.measurement.rank_job import RankJob
+from atoll.measurement.profiler import Mark, Nvml, nvml, profiled_kernels, synchronize, timed_steps
 from atoll.measurement.rank_step import RankStep, local_part
+from atoll.measurement.runner import RankJob
 
 BUILDERS = {
     "transformers": "atoll.measurement.build_transformers",
@@ -70,7 +69,7 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         run: RankStep = importlib.import_module(BUILDERS[job.tool]).build(job, device)
         record |= _parameters(run)
         run.step()
-        _synchronize(device)
+        synchronize(device)
         record["setup_s"] = round(time.perf_counter() - began, 3)
         if device == "cuda":
             record["static_bytes"] = torch.cuda.memory_allocated()
@@ -133,11 +132,6 @@ def _forget_meshes() -> None:
     propagator.propagate_op_sharding.cache_clear()
 
 
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def _parameters(run: RankStep) -> Record:
     """Return the numbers of parameters: of this rank, of the model, and trained by this rank."""
     parameters = list(run.model.parameters())
@@ -166,98 +160,31 @@ def _memory() -> Record:
 
 def _timed(run: RankStep, steps: int, device: str) -> Record:
     """Return device and host milliseconds of steps, the median of each phase, power and clock."""
-    times, host, clocks = [], [], []
-    phases: dict[str, list[float]] = defaultdict(list)
-    energy, clock = _nvml() if device == "cuda" else (None, None)
-    joules, window = energy() if energy else 0.0, time.perf_counter()
-    for _ in range(steps):
-        marks: list[tuple[str, Any]] = []
+    library, clocks = nvml() if device == "cuda" else None, []
 
-        def mark(name: str, marks: list[tuple[str, Any]] = marks) -> None:
-            if device != "cuda":
-                marks.append((name, time.perf_counter()))
-                return
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            marks.append((name, event))
+    def read_clock(_: Mark) -> None:
+        if library is not None:
+            clocks.append(library.clock_MHz())
 
-        _synchronize(device)
-        start = time.perf_counter()
-        run.step(mark)
-        host.append((time.perf_counter() - start) * 1e3)
-        clocks += [clock()] if clock else []
-        _synchronize(device)
-        times.append(_elapsed_ms(marks[0][1], marks[-1][1]))
-        sums: dict[str, float] = defaultdict(float)
-        for (name, begin), (_, end) in pairwise(marks):
-            sums[name] += _elapsed_ms(begin, end)
-        for name, value in sums.items():
-            phases[name].append(value)
+    joules, window = library.joules() if library else 0.0, time.perf_counter()
+    times = timed_steps(run.step, steps, device, read_clock)
     record: Record = {
-        "step_ms": [round(t, 3) for t in times],
-        "host_ms": round(statistics.median(host), 3),
-        "phases_ms": {name: round(statistics.median(v), 3) for name, v in phases.items()},
+        "step_ms": [round(t, 3) for t in times.step_ms],
+        "host_ms": round(statistics.median(times.host_ms), 3),
+        "phases_ms": {name: round(ms, 3) for name, ms in times.phases_ms.items()},
     }
-    if energy:
-        watts = (energy() - joules) / (time.perf_counter() - window)
+    if library is not None:
+        watts = (library.joules() - joules) / (time.perf_counter() - window)
         record |= {"power_W": round(watts, 1), "clock_MHz": round(statistics.fmean(clocks))}
     return record
 
 
-def _elapsed_ms(begin: Any, end: Any) -> float:
-    if isinstance(begin, float):
-        return float((end - begin) * 1e3)
-    return float(begin.elapsed_time(end))
-
-
-def _nvml() -> tuple[Callable[[], float] | None, Callable[[], float] | None]:
-    """Return readers of the device's joules and clock (MHz), where NVML is there."""
-    try:
-        pynvml: Any = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except Exception:
-        return None, None
-    return (
-        lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3,
-        lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-    )
-
-
 def _profiled(run: RankStep) -> dict[str, list[list[Any]]]:
-    """Return milliseconds, count and name of the kernels of one step, by phase; a spin kernel of
-    one cycle marks where each phase begins.
-    """
-    names: list[str] = []
-
-    def mark(name: str) -> None:
-        names.append(name)
-        torch.cuda._sleep(1)
-
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run.step(mark)
-        torch.cuda.synchronize()
-    events = sorted(
-        (event.start_ns(), event.duration_ns(), event.name())
-        for event in profile.profiler.kineto_results.events()
-        if str(event.device_type()).endswith("CUDA")
-    )
-    kernels: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0]))
-    phase, passed = "", 0
-    for _, duration_ns, name in events:
-        if "spin_kernel" in name:
-            phase = names[passed] if passed < len(names) else "end"
-            passed += 1
-        elif not name.startswith(("cuda", "Activity Buffer", "Context Sync")):
-            entry = kernels[phase][name]
-            entry[0] += duration_ns / 1e6
-            entry[1] += 1
+    """Return milliseconds, count and name of the kernels of one step, by phase."""
     return {
-        phase: sorted(([round(ms, 4), int(n), name[:300]] for name, (ms, n) in entries.items()),
+        phase: sorted(([round(ms, 4), n, name[:300]] for name, (ms, n) in kernels.items()),
                       reverse=True)
-        for phase, entries in kernels.items()
+        for phase, kernels in profiled_kernels(run.step).items()
     }  # fmt: skip
 
 
@@ -268,9 +195,7 @@ def software() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     with contextlib.suppress(Exception):
-        pynvml: Any = importlib.import_module("pynvml")
-        pynvml.nvmlInit()
-        versions["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+        versions["driver"] = Nvml().driver()
     return versions
 
 
@@ -278,14 +203,13 @@ def main() -> None:
     """Run the jobs of a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("jobs", type=Path)
-    parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     results = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is not a result
-    lines = options.jobs.read_text(encoding="utf-8").splitlines()[options.start :]
+    lines = options.jobs.read_text(encoding="utf-8").splitlines()
     print(json.dumps({"software": software()}), file=results, flush=True)
     for line in lines:
         job = RankJob.from_dict(json.loads(line))

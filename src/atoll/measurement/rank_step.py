@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from atoll.measurement.rank_job import RankJob
+from atoll.measurement.profiler import Mark
+from atoll.measurement.runner import RankJob
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-Mark = Callable[[str], None]
 
 
 def ignore(_: str) -> None:

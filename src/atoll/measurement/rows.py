@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.files.csvfile import append_csv
-from atoll.measurement.rank_job import RankJob
+from atoll.measurement.runner import RankJob
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
 from atoll.validation.kineto import kernel_class
 from atoll.validation.tables import OUT_OF_MEMORY, STEP_COLUMNS

@@ -1,33 +1,94 @@
-"""Runs jobs in child processes with a time limit and appends one line of JSON per job.
+"""Jobs, each one rank of a layout, and child processes that run them with a time limit.
 
-    python -m atoll.measurement.runner JOBS.jsonl RECORDS.jsonl [--limit 300] [--budget 540]
-
-Needs the standard library only. A child runs jobs one after another; if it dies or a job takes too
-long, that job's record says so and another child continues with the next job. Jobs with a result in
-the file already are left out, so that the same command continues an interrupted run.
+Jobs are plain data, stored as JSON; this module needs the standard library only. A child runs jobs
+one after another; if it dies or a job takes too long, that job's record says so and another child
+continues with the next job.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import selectors
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from atoll.measurement.rank_job import RankJob
-
+GIB = 2**30
 Record = dict[str, Any]
 MEASURED = ("ok", "oom")
 """Outcomes that are results; jobs with others can be run again."""
 START_S = 120.0
 """Limit of a child's start: imports of PyTorch and the tool."""
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One rank of one layout: the model, the parallel degrees, the software's choices."""
+
+    id: str
+    tool: str
+    """transformers (FSDP2, DDP, PEFT, DTensor tensor parallelism) or torchtitan."""
+    config: dict[str, Any]
+    """Hugging Face configuration; its number of layers is that of the whole model."""
+    rank: int = 0
+    tp: int = 1
+    fsdp: int = 1
+    """Ranks that divide weights, gradients and optimizer states."""
+    replicate: int = 1
+    """Replicas of that group; without such a group the ranks of DistributedDataParallel."""
+    pp: int = 1
+    stage: int = 0
+    blocks: tuple[int, int] | None = None
+    """First block of the stage and the one after its last; None: all blocks."""
+    microbatch: int = 1
+    sequence: int = 4096
+    microbatches: int = 1
+    recompute: str = "none"
+    """none, full, alternate (every second product) or every-second-block."""
+    weights: str = "fp32"
+    compute: str = "bf16"
+    reduce: str = "fp32"
+    reshard: bool = True
+    """Whether weights are divided again after the forward pass (ZeRO 3)."""
+    compiled: bool = False
+    clip: bool = True
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
+    steps: int = 2
+    memory_bytes: int = 0
+    """Limit of the allocator; 0: the device's memory."""
+    labels: dict[str, Any] = field(default_factory=dict)
+    """Cells that go into the row unchanged."""
+
+    @property
+    def world(self) -> int:
+        """Devices of the layout."""
+        return self.tp * self.fsdp * self.replicate * self.pp
+
+    @property
+    def last(self) -> bool:
+        """Whether the rank computes the loss."""
+        return self.stage == self.pp - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value != defaults[name] and value != {}
+        }
+
+    @classmethod
+    def from_dict(cls, contents: dict[str, Any]) -> RankJob:
+        """Return the job that `to_dict` described."""
+        lists = {n: tuple(v) for n, v in contents.items() if isinstance(v, list)}
+        return cls(**contents | lists)
 
 
 @dataclass(frozen=True)
@@ -39,10 +100,9 @@ class Limits:
     jobs_per_child: int = 1
 
 
-def command(jobs: Path, start: int, device: str) -> list[str]:
+def command(jobs: Path, device: str) -> list[str]:
     """Return the command of a child."""
-    module = [sys.executable, "-m", "atoll.measurement.rank", str(jobs)]
-    return [*module, "--start", str(start), "--device", device]
+    return [sys.executable, "-m", "atoll.measurement.rank", str(jobs), "--device", device]
 
 
 def run_jobs(jobs: Sequence[RankJob], device: str, limits: Limits) -> Iterator[Record]:
@@ -56,7 +116,7 @@ def run_jobs(jobs: Sequence[RankJob], device: str, limits: Limits) -> Iterator[R
             batch = jobs[done : done + limits.jobs_per_child]
             write_jobs(file, batch)
             finished = 0
-            for record in _child_records(command(file, 0, device), batch, limits, end):
+            for record in _child_records(command(file, device), batch, limits, end):
                 if "software" in record:
                     software = record["software"]
                     continue
@@ -131,55 +191,3 @@ def write_jobs(path: Path, jobs: Sequence[RankJob]) -> None:
 def read_jobs(path: Path) -> list[RankJob]:
     """Read the jobs that `write_jobs` wrote."""
     return [RankJob.from_dict(json.loads(line)) for line in path.read_text().splitlines() if line]
-
-
-def append_records(
-    path: Path, records: Iterator[Record], show: Callable[[Record], None]
-) -> list[Record]:
-    """Append records to a file as they arrive, a complete line at a time."""
-    arrived = []
-    for record in records:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        arrived.append(record)
-        show(record)
-    return arrived
-
-
-def summary(record: Record) -> str:
-    """Return a record in one line."""
-    peak, steps = record.get("peak_bytes", 0) / 1e9, record.get("step_ms") or [0.0]
-    return (
-        f"{record['id']}: {record['outcome']}, step {min(steps):.1f} ms, peak {peak:.1f} GB, "
-        f"took {record.get('took_s', 0.0):.1f} s {record.get('error', '')[:160]}"
-    )
-
-
-def main() -> None:
-    """Run the jobs of a file that have no record yet."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("jobs", type=Path)
-    parser.add_argument("records", type=Path)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds of a job")
-    parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of all jobs")
-    parser.add_argument("--jobs-per-child", type=int, default=1000)
-    parser.add_argument("--device", default="cuda")
-    options = parser.parse_args()
-    lines = options.records.read_text().splitlines() if options.records.exists() else []
-    recorded = {r["id"] for r in map(json.loads, lines) if r["outcome"] in MEASURED}
-    jobs = [job for job in read_jobs(options.jobs) if job.id not in recorded]
-    limits = Limits(options.limit, options.budget, options.jobs_per_child)
-    began = time.monotonic()
-    records = append_records(
-        options.records,
-        run_jobs(jobs, options.device, limits),
-        lambda record: print(summary(record), flush=True),
-    )
-    failed = sum(record["outcome"] not in MEASURED for record in records)
-    print(
-        f"{len(records)} of {len(jobs)} jobs in {time.monotonic() - began:.0f} s, {failed} failed"
-    )
-
-
-if __name__ == "__main__":
-    main()
