@@ -47,7 +47,7 @@ def print_result(result: SearchResult) -> None:
     if result.job.per is not None:
         console.print(f"Price        {result.price_words()}")
     if result.robustness is not None:
-        console.print(f"Robustness   {result.robustness.words()}")
+        console.print(f"Robustness   {result.robustness_words()}")
     for number, words in enumerate(() if result.ahead is None else result.ahead.words()):
         head = {0: "Run", 1: "Prices"}.get(number, "")
         console.print(f"{head:<12} {words}")

@@ -115,6 +115,13 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
     robustness: Robustness | None = None
     """The answer under draws of the physical constants, where asked for."""
 
+    def robustness_words(self) -> str:
+        """The answer under the draws, and how often it beats the existing devices in them."""
+        if self.robustness is None:
+            return ""
+        devices = () if self.job.per or len(self.best.plans) > 1 else self.beside
+        return self.robustness.words() + self.robustness.beats_words(devices)
+
     @property
     def kept(self) -> Path | None:
         return self.job.out
@@ -254,7 +261,7 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
         lines += [single.words() for single in self.alone]
         lines += [self.price_words()] if self.job.per else []
         lines += self.plateau_lines()
-        lines += [] if self.robustness is None else [self.robustness.words()]
+        lines += [] if self.robustness is None else [self.robustness_words()]
         lines += [f"  {name}: {words}" for name, words in self._baseline_words()]
         lines += self.ending_lines()
         lines.append(self.certificate.sentence())
