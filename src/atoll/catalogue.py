@@ -50,7 +50,7 @@ from atoll.hardware.gpu import (
     load_calibration,
     load_gpu,
 )
-from atoll.hardware.silicon.chip import area_parts, peak_power_W
+from atoll.hardware.silicon.chip import area_parts, peak_power_W, rated_power_W
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.space import phaze_space
 from atoll.hardware.spacefile import read_space, space_file
@@ -146,6 +146,7 @@ def _accelerator(name: str) -> AcceleratorAnswer:
         chip,
         accelerator=chip.name,
         peak_power_W=peak_power_W(chip),
+        rated_power_W=rated_power_W(chip),
         area_mm2=sum(parts.values()),
         area_parts_mm2=parts,
     )

@@ -22,7 +22,6 @@ from atoll.hardware import product_space as products
 from atoll.hardware.accelerator import MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_network
 from atoll.hardware.physical.constants import PUBLISHED
-from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.price import USUAL_PRICES, ownership_usd, with_links
 from atoll.hardware.silicon.physical import LINKED, physical_memories
 from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space
@@ -139,7 +138,7 @@ def test_links_take_area_edge_power_and_money(tmp_path: Path) -> None:
     more_W = fast.peak_power_with(hbm).min() - slow.peak_power_with(hbm).min()
     assert more_W == pytest.approx(drawn_W + wider * PUBLISHED.static_W_per_mm2, rel=1e-6)
     # Two stacks of HBM4 leave a small die of 250 mm2 some 48 mm, six only 23.
-    whole = replace(read_space(path), hbm_options=physical_memories(HBM["hbm4"]))
+    whole = replace(read_space(path), hbm_options=physical_memories("hbm4"))
     built = whole.build()
     for design, option in product(range(len(built)), range(3)):
         own, area = built.hbm_options[option], built.area_mm2[design]

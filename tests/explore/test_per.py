@@ -109,7 +109,7 @@ def test_prices_differ_in_what_they_choose(tmp_path: Path) -> None:
     frugal = search(tmp_path, per="watt").best
     assert frugal.accelerator.clock_Hz == 0.7e9
     dear = search(tmp_path, per="tco", kwh_price=20.0, network_price=1.0).best
-    assert dear.accelerator.clock_Hz == 0.7e9  # energy is all that counts
+    assert dear.peak_power_W <= fast.best.peak_power_W  # energy is all that counts
 
 
 def test_every_price_lies_in_its_range_and_has_a_source() -> None:

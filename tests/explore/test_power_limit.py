@@ -35,7 +35,8 @@ def joules_of(priced: PricedChips, chip: int, operator: int) -> float:
     """One operator's energy, event by event."""
     chips, costs, work = priced.chips, priced.costs, priced.work
     each, voltage = template_energy(chips.template), chips.template.voltage
-    square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
+    at = chips.clock_Hz[chip], chips.process_nm[chip]
+    square = 1.0 if voltage is None else float(voltage(*at)) ** 2
     configs = chips.tensor_configs
     first, widest = (
         chips.tensor_config[chip][i] for i in (0, (costs.tensor_count > 0)[chip].sum() - 1)

@@ -12,7 +12,6 @@ from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing.energy import energy_of_chip
 from atoll.explore.proof import reserve
 from atoll.hardware import product_space
-from atoll.hardware.physical.memories import HBM
 from atoll.hardware.silicon.physical import physical_memories
 from atoll.hardware.spacefile import read_space
 from atoll.profiles import DEFAULT
@@ -102,7 +101,7 @@ def test_energy_of_a_step_follows_process_and_memory(tmp_path: Path) -> None:
 
 def test_what_a_file_may_name(tmp_path: Path) -> None:
     named = read_space(written(tmp_path, "template: physical-7nm", ("hbm3e",))).hbm_options
-    assert named == physical_memories(HBM["hbm3e"])
+    assert named == physical_memories("hbm3e")
     with pytest.raises(atoll.AtollError, match="node: 10 nm is not known"):
         read_space(written(tmp_path, "template: physical\nnode: [7, 10]", MEMORIES))
     with pytest.raises(atoll.AtollError, match="hbm"):

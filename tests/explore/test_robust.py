@@ -183,10 +183,17 @@ def test_a_chip_that_is_too_hot_runs_slower_and_one_that_is_too_large_is_lost(
 
 def test_a_search_says_it_in_one_line_and_in_json(folder: Path) -> None:
     result = atoll.search(
-        **JOB, space=folder, max_area="300 mm2", max_power="230 W", robust=5, baselines=False
-    )
+        **JOB, space=folder, max_area="300 mm2", max_power="230 W", robust=5, baselines=False,
+        beside=["a100-80"],
+    )  # fmt: skip
     found = result.robustness
     assert isinstance(found, Robustness) and found.draws == 5
+    (device,) = result.beside
+    rate = device.throughput_samples_per_s
+    assert rate is not None and len(found.scores) == 5
+    assert max(found.scores) <= result.throughput_samples_per_s * (1 + 1e-9)
+    share = np.mean(np.array(found.scores) > rate)
+    assert f"faster than a100-80 in {share:.0%} of the draws" in result.robustness_words()
     told = result.to_dict()["robustness"]
     assert {"draws", "loss_mean", "loss_p95", "steadiest", "constants"} <= told.keys()
     assert {"chip", "loss_mean", "loss_p95"} <= told["steadiest"].keys()

@@ -180,7 +180,7 @@ def test_a_product_with_its_result_behind_it_counts_once(tmp_path: Path) -> None
     words = "160 SM x 128 fp32 = 20,480 (full implementation)"
     rows, skipped = changed_table(tmp_path, vector_units=words)
     chip = next(row.chip for row in rows if row.name == "H100 SXM")
-    assert not skipped and (chip.lanes, chip.cores) == (20480, 160)
+    assert not skipped and (chip.lanes, chip.cores) == (20480, 528)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from atoll.answers.answer import Answer
+from atoll.answers.answer import Answer, Positive
 from atoll.answers.design import SizedChip
 from atoll.answers.wafer import WaferFigures
 from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
@@ -69,6 +69,8 @@ class AcceleratorAnswer(SizedChip, Answer):
     kind: Literal["hardware-accelerator"] = "hardware-accelerator"
     format: Literal[1] = 1
     accelerator: str
+    rated_power_W: Positive
+    """As vendors rate chips, and as `validate --chips` predicts it."""
     area_parts_mm2: Mapping[str, float]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -149,6 +149,8 @@ class SteadyChip:
     area_mm2: tuple[Amount, Amount]
     """5th and 95th percentile."""
     peak_power_W: tuple[Amount, Amount]
+    scores: tuple[Amount, ...]
+    """In each draw, at the clock that meets the limits there; 0: at none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,16 @@ class Robustness(SteadyChip):
     on sustained power, where none is searched for."""
     least_loss: Amount
     constants: tuple[ConstantShare, ...]
+
+    def beats_words(self, devices: Sequence[ExistingDevice]) -> str:
+        """The share of the draws in which the answer has more throughput than each device."""
+        rates = {device.device: device.throughput_samples_per_s for device in devices}
+        shares = [
+            f"{name} in {sum(score > rate for score in self.scores) / len(self.scores):.0%}"
+            for name, rate in rates.items()
+            if rate is not None and self.scores
+        ]
+        return f"; faster than {', '.join(shares)} of the draws" if shares else ""
 
     def words(self) -> str:
         steady = self.steadiest

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from atoll.base.arrays import Floats, Ints
 from atoll.cost.model import MAPPER
 from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
+from atoll.hardware.energy import hbm_idle_W, template_energy
 from atoll.hardware.silicon.chip import chip_columns, chip_stalls, chip_template
 from atoll.hardware.space import DesignSpace
 from atoll.hardware.template.cores import TensorConfigs
@@ -61,6 +62,8 @@ class Chips:
     area_mm2: Floats
     hbm_energy: Floats
     """Energy per HBM byte relative to the energy model."""
+    hbm_idle_W: Floats
+    """Power of the HBM without traffic."""
     glb_energy: Floats
     """Energy per byte of the shared buffer relative to the energy model."""
     process_nm: Floats
@@ -203,29 +206,30 @@ def memories(
 
 def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = False) -> Chips:
     """Return every design of a space with every allowed HBM bandwidth (see `memories`)."""
-    columns: list[tuple[Ints, Ints, Floats, Ints, Floats, Floats]] = []
+    columns: list[tuple[Ints, Ints, Floats, Ints, Floats, Floats, Floats]] = []
     for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
         capacity = np.zeros(len(space), np.int64)
-        phy_mm2, energy = np.zeros(len(space)), np.ones(len(space))
+        phy_mm2, energy, idle_W = np.zeros(len(space)), np.ones(len(space)), np.zeros(len(space))
         for option in hbm_options:
             allowed = space.hbm_allowed[:, space.hbm_options.index(option)]
             larger = allowed & (option.capacity_bytes > capacity)
             capacity[larger] = option.capacity_bytes
             phy_mm2[larger] = option.area_mm2
             energy[larger] = option.energy
+            idle_W[larger] = hbm_idle_W(option, template_energy(space.template))
         design = np.flatnonzero(capacity > 0)
         memory = np.full(len(design), number, np.int64)
         rates = np.full(len(design), profile.hbm_Bps(hbm_options[0].bandwidth_Bps))
-        hbm_columns = (capacity[design], phy_mm2[design], energy[design])
+        hbm_columns = (capacity[design], phy_mm2[design], energy[design], idle_W[design])
         columns.append((design, memory, rates, *hbm_columns))
-    design, memory, hbm_Bps, capacity, phy_mm2, energy = map(
+    design, memory, hbm_Bps, capacity, phy_mm2, energy, idle_W = map(
         np.concatenate, zip(*columns, strict=True)
     )
     return _chips(
         profile,
         losses(profile, space.template, space.template.stalls),
         space.template,
-        {name: values[design] for name, values in space.columns.items()},
+        {name: values[design] for name, values in space.columns.items()} | {"hbm_idle_W": idle_W},
         design=design,
         memory=memory,
         hbm_Bps=hbm_Bps,
@@ -237,11 +241,12 @@ def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = F
 
 def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 0.0) -> Chips:
     """Return the arrays of a single chip."""
+    idle_W = hbm_idle_W(chip.hbm, template_energy(chip_template(chip)))
     return _chips(
         profile,
         losses(profile, chip_template(chip), chip_stalls(chip)),
         chip_template(chip),
-        chip_columns(chip),
+        {**chip_columns(chip), "hbm_idle_W": np.array([idle_W])},
         design=np.zeros(1, np.int64),
         memory=np.zeros(1, np.int64),
         hbm_Bps=np.array([profile.hbm_Bps(chip.hbm.bandwidth_Bps)]),
@@ -334,6 +339,7 @@ def _chips(
         hbm_capacity_bytes=hbm_capacity_bytes,
         area_mm2=area_mm2,
         hbm_energy=hbm_energy,
+        hbm_idle_W=columns["hbm_idle_W"],
         glb_energy=np.ones(len(design)) if banked is None else banked.energy(columns),
         process_nm=np.asarray(columns.get("process_nm", np.zeros(len(design))), np.float64),
         peak_flops=2.0 * tensor_cores * columns["width"] * columns["depth"] * clock_Hz,

@@ -226,6 +226,7 @@ class DrawComparison:
             loss_p95=float(np.quantile(losses, 0.95)),
             area_mm2=tuple(area_mm2),
             peak_power_W=tuple(power_W),
+            scores=tuple(((1.0 - losses[:, 0]) * self.best_scores).tolist()),
         )
 
 

@@ -46,6 +46,8 @@ class Hbm:
     power_W: float | None = None  # at full bandwidth; None: bandwidth x the energy model's J/byte
     energy: float = 1.0  # of a byte over the energy model's
     edge_mm: float = 0.0  # of the die that its interfaces take
+    stacks: int = 0  # 0: not stated
+    generation: str = ""  # of its stacks, where area, power, energy and edge are the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,10 @@ class Accelerator:
     stated_core_buffer_bytes: int = 0
     stalls: Stalls | None = None
     """Stalls; None: those of the template."""
+    dies: int = 1
+    """Dies of the package."""
+    spare: float = 1.0
+    """Units on the die over those enabled."""
 
     @property
     def core_buffer_bytes(self) -> int:

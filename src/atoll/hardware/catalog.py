@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.base.errors import AtollError
 from atoll.base.units import parse_bytes
@@ -33,6 +33,7 @@ from atoll.files.yamlfile import (
     suggestion,
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Accelerator, GlbBandwidth, Hbm
+from atoll.hardware.physical.memories import HBM
 
 MOST_AXES = 6  # of a torus; more than any that was built
 BytesPerClock = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
@@ -54,11 +55,19 @@ class GlbBandwidthFile(FileModel):
         return GlbBandwidth(per_mib_Bpc=self.per_mib or 0.0, fixed_Bpc=self.fixed or 0.0)
 
 
-class HbmFile(FileModel):
-    """Off-chip memory; with `stacks`, the other values are those of one stack."""
+def _known_generation(name: str) -> str:
+    if name not in HBM:
+        raise ValueError(f"expected one of {', '.join(HBM)}, got {name!r}")
+    return name
 
-    capacity: Bytes
-    bandwidth: Bandwidth
+
+class HbmFile(FileModel):
+    """Off-chip memory; with `stacks`, the other values are those of one stack. A generation has
+    them all, as in the physical model, and products may have another capacity and bandwidth."""
+
+    generation: Annotated[str, AfterValidator(_known_generation)] | None = None
+    capacity: Bytes | None = None
+    bandwidth: Bandwidth | None = None
     area: Area = 0.0
     power: Power | None = None
     stacks: Count = 1
@@ -66,14 +75,28 @@ class HbmFile(FileModel):
     edge_mm: Annotated[float, Field(ge=0, le=1000)] = 0.0  # of the die
     source: str = ""
 
+    @model_validator(mode="after")
+    def _stated(self) -> HbmFile:
+        if self.generation is None and (self.capacity is None or self.bandwidth is None):
+            raise ValueError("expected capacity and bandwidth, or a generation such as hbm3")
+        silicon = self.model_fields_set & {"area", "power", "energy", "edge_mm"}
+        if self.generation is not None and silicon:
+            raise ValueError(f"{min(silicon)} follows from the generation; leave it out")
+        return self
+
     def hbm(self) -> Hbm:
+        if self.generation is not None:
+            from atoll.hardware.silicon.physical import stacked_memory
+
+            return stacked_memory(self.generation, self.stacks, self.capacity, self.bandwidth)
         return Hbm(
-            capacity_bytes=self.stacks * self.capacity,
-            bandwidth_Bps=self.stacks * self.bandwidth,
+            capacity_bytes=self.stacks * (self.capacity or 0),
+            bandwidth_Bps=self.stacks * (self.bandwidth or 0.0),
             area_mm2=self.stacks * self.area,
             power_W=None if self.power is None else self.stacks * self.power,
             energy=self.energy,
             edge_mm=self.stacks * self.edge_mm,
+            stacks=self.stacks if "stacks" in self.model_fields_set else 0,
         )
 
 
@@ -116,6 +139,8 @@ class AcceleratorFile(CoresFile):
     core_buffer: Bytes = 0  # of each tensor core; by PHAZE's rule unless given
     kind: Literal["cached", "scratchpad"] | None = None  # what it loses (`STALLS`)
     hbm: HbmFile
+    dies: Count = 1
+    cores_on_die: Count | None = None  # tensor cores with those that are switched off
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
     published: PublishedFile | None = None
     template: str = "systolic"
@@ -141,6 +166,8 @@ class AcceleratorFile(CoresFile):
             more=tuple((p, self.own[p.name]) for p in template.extra_parameters),
             stated_core_buffer_bytes=self.core_buffer,
             stalls=None if self.kind is None else STALLS[self.kind],
+            dies=self.dies,
+            spare=max(1.0, (self.cores_on_die or 0) / self.tensor_cores),
         )
         return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
 

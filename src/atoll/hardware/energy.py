@@ -22,12 +22,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from atoll.hardware.accelerator import MIB, Hbm
+from atoll.hardware.accelerator import GIB, MIB, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import ChipTemplate, EnergyModel
 
 _PJ = 1e-12
+STACK_BYTES = 16 * GIB
+"""Of the stack that draws a whole stack's watts (`EnergyModel.hbm_W_per_byte`)."""
 
 # [TPUv4] chip in PHAZE's template: 8 tensor cores 128x128, 2 vector cores of 128, 128 MiB.
 TPU_V4_IDLE_W = 90.0
@@ -88,3 +90,8 @@ def die_power_W(chips: Columns, model: EnergyModel = DEFAULT_ENERGY) -> NDArray[
 def hbm_power_W(hbm: Hbm, model: EnergyModel = DEFAULT_ENERGY) -> float:
     """Watts of the HBM at full bandwidth: as stated, or by the model's energy per byte."""
     return hbm.bandwidth_Bps * model.hbm_J_per_byte if hbm.power_W is None else hbm.power_W
+
+
+def hbm_idle_W(hbm: Hbm, model: EnergyModel = DEFAULT_ENERGY) -> float:
+    """Watts of the HBM without traffic: by its stacks, or by its capacity where none are stated."""
+    return model.hbm_W_per_byte * (hbm.stacks * STACK_BYTES or hbm.capacity_bytes)

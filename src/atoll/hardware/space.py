@@ -21,7 +21,7 @@ from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.units import counted
 from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.hardware.area import area_mm2
-from atoll.hardware.energy import hbm_power_W, template_energy
+from atoll.hardware.energy import hbm_idle_W, hbm_power_W, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import MACHINE, ChipTemplate
@@ -88,8 +88,7 @@ class DesignSpace:
     def resting_power_with(self, hbm: Hbm) -> Floats:
         """Idle power of every design with one HBM option."""
         energy = template_energy(self.template)
-        hbm_idle_W = energy.hbm_W_per_byte * hbm.capacity_bytes
-        return energy.static_W_per_mm2 * self.area_with(hbm) + hbm_idle_W
+        return energy.static_W_per_mm2 * self.area_with(hbm) + hbm_idle_W(hbm, energy)
 
     def values(self, index: int) -> dict[str, float]:
         """The parameters of one design."""

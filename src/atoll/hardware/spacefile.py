@@ -6,6 +6,7 @@ width: [64, 128]
 hbm:
   - {capacity: 32 GiB, bandwidth: 1.2 TB/s}
   - hbm3                                   # two, four or six stacks of that generation
+  - {generation: hbm3e, stacks: 5}         # or another number of them
 links: [300 GB/s, 600 GB/s]                # of template physical-links: one way, of all links
 topology: [torus, switch-64]               # that they are tried in
 banks: [32, 64]                            # of template physical-banks: of the shared buffer
@@ -45,7 +46,13 @@ from atoll.hardware.physical.banks import MOST_PORTS
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.silicon.physical import LINKED, PHYSICAL, PROCESSES_NM, physical_memories
+from atoll.hardware.silicon.physical import (
+    LINKED,
+    PHYSICAL,
+    PROCESSES_NM,
+    physical_memories,
+    template_memories,
+)
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (
     DEFAULT_GLB,
@@ -131,18 +138,15 @@ def _listed(value: Any) -> Any:
 
 
 def _stacks(value: Any) -> Any:
-    """Replace generation names by their stacks in the physical model, after the stated options."""
+    """Replace generation names by two, four and six stacks, after the stated options."""
     if not isinstance(value, list):
         return value
     named = [option for option in value if isinstance(option, str) and option in HBM]
     stacks = [
-        HbmFile.model_construct(
-            capacity=hbm.capacity_bytes, bandwidth=hbm.bandwidth_Bps, area=hbm.area_mm2,
-            power=hbm.power_W, energy=hbm.energy, edge_mm=hbm.edge_mm,
-        )
+        HbmFile(generation=option, stacks=hbm.stacks)
         for option in named
-        for hbm in physical_memories(HBM[option])
-    ]  # fmt: skip
+        for hbm in physical_memories(option)
+    ]
     return [option for option in value if option not in named] + stacks
 
 
@@ -249,6 +253,6 @@ def template_space(template: str) -> ProductSpace:
     """A template's own lists up to a reticle, with the memories of PHAZE's space; physical ones
     with stacks that have an interface and a power."""
     named, most = TEMPLATES[template], DesignLimits(max_area_mm2=RETICLE_MM2, edge=True)
-    memories = physical_memories() if named in PHYSICAL else HBM_OPTIONS
+    memories = template_memories(named) if named in PHYSICAL else HBM_OPTIONS
     topologies = () if named.edge_mm is None else TOPOLOGIES
     return ProductSpace(template, template_axes(named), memories, DEFAULT_GLB, most, topologies)

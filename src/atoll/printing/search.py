@@ -85,14 +85,15 @@ def _print_details(result: SearchResult) -> None:
 
 def _print_silicon(best: Design, scope: SearchScope | None) -> None:
     """Print area, clock limit and running power of a chip of another template, by part."""
-    from atoll.hardware.silicon.chip import area_parts, chip_template, peak_power_W
+    from atoll.hardware.silicon.chip import area_parts, chip_template, peak_power_W, rated_power_W
     from atoll.hardware.silicon.physical import physical_memories
 
     chip = best.accelerator
     parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
     lines = [("Area", _largest_first(parts, "mm2"))]
     if chip.hbm not in physical_memories():  # not stated by the line of the chip
-        lines.append(("HBM", format_bandwidth(chip.hbm.bandwidth_Bps)))
+        stacks = f"{chip.hbm.stacks} stacks of {chip.hbm.generation}, " * bool(chip.hbm.generation)
+        lines.append(("HBM", f"{stacks}{format_bandwidth(chip.hbm.bandwidth_Bps)}"))
     clock = f"{chip.clock_Hz / 1e9:g} GHz"
     clocks = next(p.values for p in chip_template(chip).parameters if p.name == "clock_Hz")
     limit_W = None if scope is None else scope.max_power_W
@@ -104,7 +105,7 @@ def _print_silicon(best: Design, scope: SearchScope | None) -> None:
         if more_W > limit_W:
             clock += f" under the limit of {limit_W:g} W"
             clock += f" ({more_W:.0f} W at {min(faster) / 1e9:g} GHz)"
-    lines.append(("Clock", clock))
+    lines.append(("Clock", f"{clock}; rated {rated_power_W(chip):.0f} W"))
     for plan in best.plans:
         step_s = plan.placement.step_time_s * plan.placement.devices
         watts = {name: joules / step_s for name, joules in plan.energy_parts_J.items()}

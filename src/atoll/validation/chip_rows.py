@@ -233,10 +233,10 @@ def _lanes(words: str) -> float | None:
 
 
 def _cores(vector: str, factors: list[float]) -> float:
-    """Return the number of vector units, else of matrix units."""
+    """Return the number of vector units or of matrix units, whichever are more."""
     vector_factors = _factors(vector)
     has_count = vector_factors and (len(vector_factors) > 1 or _lanes(vector) is None)
-    return (vector_factors if has_count else factors or [1.0])[0]
+    return max((vector_factors if has_count else [1.0])[0], (factors or [1.0])[0])
 
 
 def _spare(words: str) -> float:

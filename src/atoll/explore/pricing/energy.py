@@ -87,8 +87,9 @@ def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
     """Return the energy model of one chip at the voltage of its clock; the static power includes
     its idle HBM."""
     model, voltage = energy_at(chips.template, chips.process_nm[chip]), chips.template.voltage
-    square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
-    rest_W = model.hbm_W_per_byte * float(chips.hbm_capacity_bytes[chip])
+    node = chips.clock_Hz[chip], chips.process_nm[chip]
+    square = 1.0 if voltage is None else float(voltage(*node)) ** 2
+    rest_W = float(chips.hbm_idle_W[chip])
     return replace(
         model,
         mac_J=model.mac_J * square,

@@ -41,7 +41,9 @@ def computed_J(
 def _square(chips: Chips) -> Floats:
     """Return the squared voltage of each chip at its clock, relative to the energy model."""
     voltage = chips.template.voltage
-    return np.ones(len(chips)) if voltage is None else voltage(chips.clock_Hz) ** 2
+    return (
+        np.ones(len(chips)) if voltage is None else voltage(chips.clock_Hz, chips.process_nm) ** 2
+    )
 
 
 def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> Floats:
@@ -79,10 +81,8 @@ def pass_J(passes: PassSet, operator_J: Floats, layers: Ints) -> Floats:
 
 def resting_W(chips: Chips) -> Floats:
     """Return the idle power of one device of each chip, shape (chips,)."""
-    energy = template_energy(chips.template)
-    return np.asarray(
-        energy.static_W_per_mm2 * chips.area_mm2 + energy.hbm_W_per_byte * chips.hbm_capacity_bytes
-    )
+    static_W_per_mm2 = template_energy(chips.template).static_W_per_mm2
+    return np.asarray(static_W_per_mm2 * chips.area_mm2 + chips.hbm_idle_W)
 
 
 def shortest_s(joules: Floats, left_W: Floats) -> Floats:

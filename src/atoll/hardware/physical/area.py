@@ -5,8 +5,9 @@
     control   of cores that are no multiprocessors: grows with the root of a core's cells, as
               sequencer, edges and router do
     memories  macro area of the node times a factor for the kind: scratchpad or coherent cache
-    network   what joins cores and memories, where there is a memory that they share; in a mesh
-              without DRAM the routers are in the cores
+    network   what joins cores and memories, where there is a memory that they share: a share of
+              what it joins, or the wires of that memory's bandwidth over the side of the die,
+              whichever is larger; in a mesh without DRAM the routers are in the cores
     dram, links, uncore   interfaces, which do not shrink with the node
 
 HBM sites come in pairs on opposite edges: a fifth stack has a sixth site (A100, H100).
@@ -62,8 +63,10 @@ def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Fl
     host = 1 - chips["on_wafer"]
     link = physics.serdes_mm2_per_GBps * np.where(host, 1.0, physics.on_wafer_link)
     dies = 1 + physics.further_die * (chips["dies"] - 1)
+    joined_mm2 = total(joined.values())
+    wires = physics.wire_mm2_per_Bpc_mm * chips["shared_Bpc"] * np.sqrt(joined_mm2)
     return joined | {
-        "network": physics.shared_wiring * shared * total(joined.values()),
+        "network": np.maximum(physics.shared_wiring * joined_mm2, wires) * shared,
         "dram": sites * chips["stack_mm2"] + chips["channels"] * physics.dram_channel_mm2,
         "links": chips["link_Bps"] / _GB * link,
         "uncore": physics.uncore_mm2 * host * dies,

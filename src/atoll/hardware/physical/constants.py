@@ -49,14 +49,14 @@ class Physics:
     fp8_cell: float = ranged(0.33, 0.2, 0.5, "its area over that of bf16: int8 cells of [v1]")
     fp4_cell: float = ranged(0.16, 0.1, 0.25, "halved once more; assumed")
     threaded_lane_um2: float = ranged(
-        22400.0, 12000.0, 45000.0,
+        22500.0, 12000.0, 45000.0,
         "fitted; a lane of a multiprocessor with registers, schedulers and load units: [GA100]",
     )  # fmt: skip
     static_lane_um2: float = ranged(
-        14100.0, 3000.0, 20000.0, "fitted; a lane of a statically scheduled vector unit"
+        14000.0, 3000.0, 20000.0, "fitted; a lane of a statically scheduled vector unit"
     )
     core_um2: float = ranged(
-        6670.0, 3000.0, 20000.0,
+        6770.0, 3000.0, 20000.0,
         "fitted; control and router of a core, times the root of its cells: [USC] 8,000",
     )  # fmt: skip
     scratchpad: float = ranged(
@@ -77,7 +77,7 @@ class Physics:
         0.25, 0.05, 0.4, "network on chip and gaps over the parts it joins: [GA100] 0.13 and others"
     )
     uncore_mm2: float = ranged(
-        122.0, 30.0, 150.0, "fitted; host interface, pads, clocks, test, management: [GA100] 40"
+        121.0, 30.0, 150.0, "fitted; host interface, pads, clocks, test, management: [GA100] 40"
     )
     further_die: float = ranged(0.6, 0.4, 1.0, "uncore of each further die of a package; assumed")
     serdes_mm2_per_GBps: float = ranged(
@@ -91,7 +91,7 @@ class Physics:
     )
     dram_channel_mm2: float = ranged(4.0, 2.9, 6.0, "64 bits of DDR, LPDDR or GDDR: LLMCompass")
     mac_pJ: float = ranged(
-        0.70,
+        0.87,
         0.4,
         1.2,
         "fitted; a multiply-add in bf16, at full rate: [v4i] 0.59 without wires; Gaudi 3's best "
@@ -99,7 +99,7 @@ class Physics:
     )
     fp8_mac: float = ranged(0.25, 0.17, 0.75, "its energy over that of bf16: [v4i] int8 0.17")
     operand_pJ_per_byte: float = ranged(
-        1.11, 0.8, 2.0, "fitted; to and from a unit's registers or buffer: [v4i] 8 KB 0.94"
+        1.17, 0.8, 2.0, "fitted; to and from a unit's registers or buffer: [v4i] 8 KB 0.94"
     )
     threaded_lane_pJ: float = ranged(
         3.0, 1.0, 15.0, "a clock of a lane beside a matrix unit: issue, addresses; assumed"
@@ -111,7 +111,7 @@ class Physics:
         "MI300X, MI325X and Gaudi 3 sustain of their peaks at their ratings",
     )  # fmt: skip
     static_W_per_mm2: float = ranged(
-        0.059, 0.03, 0.15, "fitted; leakage and clocks: TPU v4 idle 90 W on less than 600 mm2"
+        0.075, 0.03, 0.15, "fitted; leakage and clocks: TPU v4 idle 90 W on less than 600 mm2"
     )
     hbm_stack_W: float = ranged(
         30.0, 5.0, 30.0, "fitted; a stack's rating without its traffic, with PHY and regulators"
@@ -143,7 +143,22 @@ class Physics:
         5.2e-4, 2.5e-4, 1e-3, "of a crossbar: [GA100] 76 mm2 for 5,120 bytes a clock over 28.7 mm"
     )
     threshold: float = ranged(
-        0.4, 0.3, 0.5, "of the nominal voltage, below which no clock runs (V = t + (1 - t) f)"
+        0.4, 0.25, 0.55,
+        "of the nominal voltage, below which no clock runs (V = t + (1 - t) f): 0.54 of a 5 nm "
+        "accelerator (NVIDIA, VLSI 2022: 152 MHz at 0.46 V, 1,760 at 1.05), 0.39 of Simba (MICRO "
+        "2019, 16 nm: 0.48 GHz at 0.52 V, 1.8 at 1.1), 0.36 and 0.24 of TSMC's N5 processors (IEDM "
+        "2019), 0.29 of IBM's 7 nm chip (ISSCC 2021)",
+    )  # fmt: skip
+    least_voltage: float = ranged(
+        0.87, 0.7, 1.0, "of the nominal one: parts of data centres run at 0.65 V and more of 0.75"
+    )
+    nominal_Hz: float = ranged(
+        2.0e9, 1.05e9, 2.2e9,
+        "clock at the nominal voltage at 7 nm: IBM's chip has 1.6 GHz at 0.75 V (ISSCC 2021), D1 "
+        "is sold at 2.0 GHz, A100 at 1.41, TPU v4 at 1.05",
+    )  # fmt: skip
+    sram_pJ_per_byte: float = ranged(
+        1.75, 0.9, 2.6, "a byte out of a bank of 1 MB at 7 nm: [v4i] 14 pJ for 64 bits"
     )
     defects_alpha: float = ranged(10.0, 3.0, 10.0, "clustering: Feng and Ma, DAC 2022")
 

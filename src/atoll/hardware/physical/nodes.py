@@ -2,9 +2,10 @@
 
 Logic is peak density of the library and SRAM the high-density cell (WikiChip; TSMC at IEDM 2014 to
 2022; Angstronomics for 5 nm), macros as dense as 5 nm's 31.8 Mb/mm2 relative to their cells. Energy
-is per operation at the same speed over that of 7 nm, as foundries claim it. Wafer prices and
-defects follow CSET 2020 as used by Feng and Ma, DAC 2022; 3 nm is TSMC's mean price of 2024.
-Between nodes, values lie on a power law.
+is per operation at the same speed over that of 7 nm, and speed the clock at the same power over
+that of 7 nm, both as foundries claim them (TSMC: N16 to N7 +38 %, N7 to N5 +15 %, N5 to N4 +5 %,
+N5 to N3 +13 %, 28HPM to 16FF+ at least +50 %). Wafer prices and defects follow CSET 2020 as used by
+Feng and Ma, DAC 2022; 3 nm is TSMC's mean price of 2024. Between nodes, values lie on a power law.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from numpy.typing import ArrayLike
 from atoll.base.arrays import Floats
 
 _NODES = np.array([
-    # nm, MTr/mm2, bit cell um2, energy over 7 nm, V, $/wafer, defects/cm2
-    (28.0, 15.3, 0.127, 4.50, 0.90, 2891.0, 0.07),
-    (22.0, 16.5, 0.110, 3.60, 0.80, 3400.0, 0.07),
-    (16.0, 28.9, 0.074, 2.50, 0.80, 3984.0, 0.08),
-    (14.0, 32.0, 0.064, 2.40, 0.80, 3984.0, 0.08),
-    (12.0, 33.8, 0.070, 2.30, 0.80, 3984.0, 0.08),
-    (10.0, 52.5, 0.042, 1.60, 0.75, 5992.0, 0.08),
-    (7.0, 91.2, 0.027, 1.00, 0.75, 9346.0, 0.09),
-    (6.0, 114.2, 0.027, 0.95, 0.75, 9346.0, 0.09),
-    (5.0, 138.2, 0.021, 0.70, 0.75, 16000.0, 0.11),
-    (4.0, 146.0, 0.021, 0.65, 0.75, 16000.0, 0.11),
-    (3.0, 197.0, 0.021, 0.48, 0.75, 19865.0, 0.20),
+    # nm, MTr/mm2, bit cell um2, energy and speed over 7 nm, V, $/wafer, defects/cm2
+    (28.0, 15.3, 0.127, 4.50, 0.48, 0.90, 2891.0, 0.07),
+    (22.0, 16.5, 0.110, 3.60, 0.55, 0.80, 3400.0, 0.07),
+    (16.0, 28.9, 0.074, 2.50, 0.73, 0.80, 3984.0, 0.08),
+    (14.0, 32.0, 0.064, 2.40, 0.73, 0.80, 3984.0, 0.08),
+    (12.0, 33.8, 0.070, 2.30, 0.80, 0.80, 3984.0, 0.08),
+    (10.0, 52.5, 0.042, 1.60, 0.84, 0.75, 5992.0, 0.08),
+    (7.0, 91.2, 0.027, 1.00, 1.00, 0.75, 9346.0, 0.09),
+    (6.0, 114.2, 0.027, 0.95, 1.00, 0.75, 9346.0, 0.09),
+    (5.0, 138.2, 0.021, 0.70, 1.15, 0.75, 16000.0, 0.11),
+    (4.0, 146.0, 0.021, 0.65, 1.21, 0.75, 16000.0, 0.11),
+    (3.0, 197.0, 0.021, 0.48, 1.30, 0.75, 19865.0, 0.20),
 ])[::-1]  # fmt: skip
 RETICLE_MM2 = 26.0 * 33.0
 """Area of a lithography exposure: the largest possible die."""
@@ -49,6 +50,8 @@ class ProcessNodes:
     macro_bytes_per_mm2: Floats
     energy: Floats
     """Energy of an operation relative to 7 nm."""
+    speed: Floats
+    """Clock at the same power relative to 7 nm."""
     voltage_V: Floats
     wafer_usd: Floats
     defects_per_mm2: Floats
@@ -58,7 +61,7 @@ def nodes(process_nm: ArrayLike) -> ProcessNodes:
     """Interpolate the properties of each node; outside 3 to 28 nm the nearest node counts."""
     wanted = np.log(np.clip(np.asarray(process_nm, np.float64), SMALLEST_NM, LARGEST_NM))
     node_nm, *figures = _NODES.T
-    density, cell, energy, voltage, wafer, defects = (
+    density, cell, energy, speed, voltage, wafer, defects = (
         np.exp(np.interp(wanted, np.log(node_nm), np.log(column))) for column in figures
     )
     reference = figures[0][node_nm == _REFERENCE_NM][0]
@@ -69,6 +72,7 @@ def nodes(process_nm: ArrayLike) -> ProcessNodes:
         bit_cell_um2=cell,
         macro_bytes_per_mm2=macro_Mb * 1e6 / 8,
         energy=energy,
+        speed=speed,
         voltage_V=voltage,
         wafer_usd=wafer,
         defects_per_mm2=defects / 100,

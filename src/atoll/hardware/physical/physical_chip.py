@@ -24,9 +24,12 @@ class PhysicalChip:
     fp4_cells: float = 0.0
     unit_cells: float = 1.0
     """Multiply-adds of one unit that shares its operands: an array, a tensor core, a SIMD."""
+    unit_aspect: float = 1.0
+    """Columns of such a unit over its rows."""
     matrix_units: bool = True
     """False: vector lanes do the products, and cells take no extra area."""
     cores: float = 1.0
+    """Arrays or vector units, whichever are more: one of each share a sequencer."""
     lanes: float = 0.0
     """Lanes of the vector units, 32 bits each."""
     threaded: bool = False
@@ -35,6 +38,11 @@ class PhysicalChip:
     """Units on the die over those enabled."""
     scratchpad_bytes: float = 0.0
     cache_bytes: float = 0.0
+    shared_Bpc: float = 0.0
+    """Bytes per clock out of the memory that cores share; 0: not published, and its wires are
+    within the network's share of the area."""
+    shared_energy: float = 1.0
+    """Energy of such a byte over that out of single-port banks of 1 MiB."""
     stacks: float = 0.0
     """HBM stacks."""
     stack_mm2: float = 0.0

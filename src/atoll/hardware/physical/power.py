@@ -1,17 +1,19 @@
 """Watts of a chip at its peak rate by part, and the clock that a limit leaves.
 
     cells     multiply-adds, all in every clock
-    operands  bytes to and from a unit for each: 2 for an operand, 4 for a result, over the side of
-              the unit: a systolic array of 128 x 128 moves little, a SIMD of 4 moves most
+    operands  bytes to and from a unit for each: 2 of an operand for each row, 4 of a result for
+              each column: a systolic array of 128 x 128 moves little, a SIMD of 4 moves most
     lanes     of vector units: issue, addresses, epilogues
-    dram      what stacks are rated at, and the traffic that products at peak have
+    shared    bytes out of the memory that cores share, at a share of its bandwidth
     links     traffic that training at peak has
+    dram      what stacks are rated at, and the traffic that products at peak have
     static    leakage and clocks, with the area
 
-A rating is at most what a module of its year could be cooled at: MI300X is sold at 750 W and
-reaches half of its peak there, the same silicon at 1,000 W three fifths. Each design closes its
-timing at the nominal voltage of its node, so clocks of different chips say nothing of voltage; one
-chip that runs slower than its clock runs at a lower one (`clock_share`).
+Voltage follows the clock, relative to the clock that a process has at its nominal voltage, down to
+the least voltage of products (`voltage`). A rating is at most what a module of its year could be
+cooled at: MI300X is sold at 750 W and reaches half of its peak there, the same silicon at 1,000 W
+three fifths. With random data products draw `sustained` times what ratings leave for them (`load`),
+so that a chip at its rated clock may exceed its rating, and lowers its clock (`clock_share`).
 """
 
 from __future__ import annotations
@@ -25,29 +27,58 @@ from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.physical.physical_chip import Columns
 
-_PJ = 1e-12
-_BYTES_PER_EDGE_CELL = 2 + 4
-"""An operand in and a result out of each row and column, in bf16 and fp32."""
-PARTS = ("cells", "operands", "lanes", "dram", "links", "static")
+_PJ, _BITS = 1e-12, 8
+_OPERAND_BYTES, _RESULT_BYTES = 2, 4
+"""In bf16 and fp32."""
+PARTS = ("cells", "operands", "lanes", "shared", "links", "dram", "static")
+
+
+def voltage(clock_Hz: ArrayLike, process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Floats:
+    """Voltage relative to nominal, t + (1 - t) f with f the clock over the clock of the process at
+    nominal voltage, and at least what products keep."""
+    share = np.asarray(clock_Hz) / (physics.nominal_Hz * nodes(process_nm).speed)
+    return np.maximum(physics.least_voltage, physics.threshold + (1.0 - physics.threshold) * share)
+
+
+def shared_pJ_per_byte(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Floats:
+    """Energy of a byte from a bank of the shared memory to a core; wires do not shrink."""
+    wire = physics.wire_pJ_per_bit_mm * physics.wire_mm * _BITS
+    return physics.sram_pJ_per_byte * nodes(process_nm).energy + wire
+
+
+def dynamic_parts_W(
+    chips: Columns, physics: Physics = PUBLISHED, load: float = 1.0
+) -> dict[str, Floats]:
+    """Power by part of what the clock drives, and of links; `load` times the rating's energy of
+    products and lanes."""
+    process_nm = chips["process_nm"]
+    clock = chips["clock_Hz"] * voltage(chips["clock_Hz"], process_nm, physics) ** 2 * _PJ
+    busy = load * clock * nodes(process_nm).energy
+    wide, narrow = chips["bf16_cells"], chips["fp8_cells"]
+    macs = np.maximum(wide, narrow * physics.fp8_mac)
+    columns = np.sqrt(chips["unit_cells"] * chips["unit_aspect"])
+    rows = np.sqrt(chips["unit_cells"] / chips["unit_aspect"])
+    moved = np.maximum(wide, narrow / 2) * (_OPERAND_BYTES / columns + _RESULT_BYTES / rows)
+    lane = np.where(chips["threaded"], physics.threaded_lane_pJ, physics.static_lane_pJ)
+    byte = shared_pJ_per_byte(process_nm, physics) * chips["shared_energy"]
+    link = physics.link_pJ_per_bit * np.where(chips["on_wafer"], physics.on_wafer_link, 1.0)
+    return {
+        "cells": macs * physics.mac_pJ * busy,
+        "operands": moved * physics.operand_pJ_per_byte * busy,
+        "lanes": chips["lanes"] * lane * busy,
+        "shared": physics.buffer_share * chips["shared_Bpc"] * byte * clock,
+        "links": physics.link_share * 2 * chips["link_Bps"] * _BITS * link * _PJ,
+    }
 
 
 def power_parts_W(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Floats]:
-    """Power by part at peak, without a limit, in the order of `PARTS`."""
-    dynamic = chips["clock_Hz"] * nodes(chips["process_nm"]).energy * _PJ
-    wide, narrow = chips["bf16_cells"], chips["fp8_cells"]
-    macs = np.maximum(wide, narrow * physics.fp8_mac)
-    moved = np.maximum(wide, narrow / 2) * _BYTES_PER_EDGE_CELL / np.sqrt(chips["unit_cells"])
-    lane = np.where(chips["threaded"], physics.threaded_lane_pJ, physics.static_lane_pJ)
-    stacked = chips["stacks"] > 0
-    bit = physics.dram_pJ_per_bit * np.where(stacked, chips["dram_energy"], physics.other_dram)
-    link = physics.link_pJ_per_bit * np.where(chips["on_wafer"], physics.on_wafer_link, 1.0)
-    traffic = physics.dram_share * chips["dram_Bps"] * 8 * bit * _PJ
-    return {
-        "cells": macs * physics.mac_pJ * dynamic,
-        "operands": moved * physics.operand_pJ_per_byte * dynamic,
-        "lanes": chips["lanes"] * lane * dynamic,
+    """Power by part at the load of a rating, without a limit, in the order of `PARTS`."""
+    bit = physics.dram_pJ_per_bit * np.where(
+        chips["stacks"] > 0, chips["dram_energy"], physics.other_dram
+    )
+    traffic = physics.dram_share * chips["dram_Bps"] * _BITS * bit * _PJ
+    return dynamic_parts_W(chips, physics) | {
         "dram": chips["stacks"] * physics.hbm_stack_W + traffic,
-        "links": physics.link_share * 2 * chips["link_Bps"] * 8 * link * _PJ,
         "static": physics.static_W_per_mm2 * area_mm2(chips, physics),
     }
 

@@ -10,7 +10,7 @@ from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.energy import hbm_power_W, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
-from atoll.hardware.template.stalls import Stalls
+from atoll.hardware.template.stalls import CACHED, Stalls
 from atoll.hardware.template.template import MACHINE, ChipTemplate
 
 
@@ -27,7 +27,12 @@ def chip_columns(chip: Accelerator) -> Columns:
     """Return the columns of a space with this single chip."""
     names = (*MACHINE, "glb_bandwidth_Bpc", "core_buffer_bytes")
     parameters = {parameter.name: np.array([value]) for parameter, value in chip.more}
-    return {name: np.array([getattr(chip, name)]) for name in names} | parameters
+    silicon = {"dies": chip.dies, "spare": chip.spare, "threaded": chip_stalls(chip) == CACHED}
+    return (
+        {name: np.array([getattr(chip, name)]) for name in names}
+        | {name: np.array([float(value)]) for name, value in silicon.items()}
+        | parameters
+    )
 
 
 def rebanked(chip: Accelerator) -> Accelerator:
@@ -50,7 +55,7 @@ def area_parts(chip: Accelerator) -> dict[str, float]:
 
 
 def peak_power_W(chip: Accelerator) -> float:
-    """All cores and buffers busy, HBM at full bandwidth, and static power; no links.
+    """All cores and buffers busy with random data, HBM, and static power.
 
     An upper bound rather than a measured draw: for the TPU v4-like reference it gives 248.6 W,
     29.5 % above the 192 W maximum that [TPUv4] measured over production workloads, none of which
@@ -58,5 +63,19 @@ def peak_power_W(chip: Accelerator) -> float:
     """
     energy = template_energy(chip_template(chip))
     dynamic = float(chip_template(chip).power_W(chip_columns(chip), energy)[0])
-    static = energy.static_W_per_mm2 * accelerator_area_mm2(chip)
-    return dynamic + hbm_power_W(chip.hbm, energy) + static
+    return dynamic + _other_power_W(chip)
+
+
+def rated_power_W(chip: Accelerator) -> float:
+    """Thermal design power as `atoll validate --chips` predicts it; `peak_power_W` where a template
+    has no ratings."""
+    rating_W = chip_template(chip).rating_W
+    if rating_W is None:
+        return peak_power_W(chip)
+    return float(rating_W(chip_columns(chip))[0]) + _other_power_W(chip)
+
+
+def _other_power_W(chip: Accelerator) -> float:
+    """Power of HBM and static power."""
+    energy = template_energy(chip_template(chip))
+    return hbm_power_W(chip.hbm, energy) + energy.static_W_per_mm2 * accelerator_area_mm2(chip)

@@ -76,7 +76,9 @@ class ChipTemplate:
     area_parts: Callable[[Columns], Mapping[str, Floats]]
     """Area by part."""
     power_W: Callable[[Columns, EnergyModel], Floats]
-    """Power of cores and buffers, all busy in every clock, and of links that are a parameter."""
+    """Power of cores, buffers and links, all busy in every clock with random data."""
+    rating_W: Callable[[Columns], Floats] | None = None
+    """The same as vendors rate chips; None: as `power_W`."""
     edge_mm: Callable[[Columns], Floats] | None = None
     """Die edge used by links, where they are a parameter (`link_Bps`); HBM interfaces need the
     remaining edge."""
@@ -91,8 +93,9 @@ class ChipTemplate:
     """Energy model at nominal voltage; None: the 7 nm model of `hardware.energy`."""
     energies: Callable[[ArrayLike], EnergyModel] | None = None
     """Energy model by process, where that is a parameter (`process_nm`)."""
-    voltage: Callable[[Floats], Floats] | None = None
-    """Voltage at a clock relative to nominal; None: all designs have one voltage."""
+    voltage: Callable[[Floats, Floats], Floats] | None = None
+    """Voltage relative to nominal by clock and process, which is 0 where it is no parameter; None:
+    all designs have one voltage."""
     process_nm: float | None = None
     """Process of the areas; None: no single process, so that chips have no price."""
     stalls: Stalls = NO_STALLS
