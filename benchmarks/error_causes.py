@@ -14,6 +14,9 @@ count at most CLIP, so that one strange source does not set the width for all.
 
 `reach` is the number of standard deviations that contains COVERED of the rows, where sources have
 weights of the square root of their rows. Coverage is judged with each source left out of both fits.
+A last table has the bias by number of devices, of all sources and of two halves of them by name:
+the wait for the slowest device (`slowest_of`) is judged by it.
+
 Between layouts of one run that the model says are within a tenth of each other, the file has the
 median difference of measured over predicted values.
 
@@ -24,11 +27,12 @@ of a table without ids has the source of the same measurement in another table.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +58,11 @@ SHARE, COVERED = 0.9, 0.88
 hundred, which lie far outside, all intervals would be a fifth wider."""
 TIME_PRIORS = {
     "products": 0.08, "attention": 0.14, "vector": 0.12, "optimizer": 0.15, "host": 0.4,
-    "inside": 0.2, "between": 0.3, "network": 0.2, "pipeline": 0.3, "device": 0.1, "sharding": 0.1,
-    "source": 0.05,
+    "inside": 0.2, "between": 0.3, "network": 0.2, "pipeline": 0.3, "slowest": 0.4, "device": 0.1,
+    "sharding": 0.1, "source": 0.05,
 }  # fmt: skip
 """Standard deviations: kernels by class of 36 profiled steps (docs/accuracy.md), collectives and
-host times of 13 calibrated sources (`calibration.site_fit`); of the last three assumed."""
+host times of 13 calibrated sources (`calibration.site_fit`); of the last four assumed."""
 MEMORY_PRIORS = {
     "states": 0.03, "activations": 0.1, "buffers": 0.2, "sharding": 0.05, "source": 0.03,
 }  # fmt: skip
@@ -91,6 +95,7 @@ class Residual:
     measurement: tuple[str, ...]
     shares: tuple[float, ...]
     log: float
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -140,10 +145,11 @@ def main() -> None:
                 (row.time_s or 0.0, p.estimate.step.time_s)
             )
             log = -float(np.log1p(p.time_error))
-            times[Residual(source, table, same, time_row, log)] = None
+            times[Residual(source, table, same, time_row, log, p.estimate.run.devices)] = None
         if p.memory_error is not None:
             log = -float(np.log1p(p.memory_error))
-            peaks[same] = Residual(source, table, same, memory_row, log)
+            peaks[same] = Residual(source, table, same, memory_row, log, p.estimate.run.devices)
+    print_bias_by_devices(list(times))
     written = {
         "share": SHARE,
         "devices": sorted(devices),
@@ -171,10 +177,10 @@ def figures(what: str, rows: Sequence[Residual], priors: Mapping[str, float]) ->
     inside: dict[str, Floats] = {}
     widths: dict[str, Floats] = {}
     for source, mine in by_source.items():
-        fit = fitted({name: own for name, own in by_source.items() if name != source}, priors)
+        fit = fitted({name: rest for name, rest in by_source.items() if name != source}, priors)
         inside[source] = fit.scores(mine) <= fit.reach
         widths[source] = np.exp(fit.bias) * np.sinh(fit.reach * fit.sd(mine))
-    errors = {s: np.array([abs(np.expm1(-r.log)) for r in own]) for s, own in by_source.items()}
+    errors = {s: np.array([abs(np.expm1(-r.log)) for r in runs]) for s, runs in by_source.items()}
     fit = fitted(by_source, priors)
     coverage = float(np.mean([np.mean(flags) for flags in inside.values()]))
     width = float(np.mean([np.mean(values) for values in widths.values()]))
@@ -182,8 +188,8 @@ def figures(what: str, rows: Sequence[Residual], priors: Mapping[str, float]) ->
     print(f"| {what} | rows | mean error | half width | inside, its source left out |")
     print("|---|---|---|---|---|")
     tables: defaultdict[str, list[tuple[float, float, bool]]] = defaultdict(list)
-    for source, own in by_source.items():
-        for row, *values in zip(own, errors[source], widths[source], inside[source], strict=True):
+    for source, runs in by_source.items():
+        for row, *values in zip(runs, errors[source], widths[source], inside[source], strict=True):
             tables[row.table].append(tuple(values))
             tables[f"source {source}"].append(tuple(values))
     for name, values in tables.items():
@@ -237,6 +243,25 @@ def fitted(by_source: Mapping[str, Sequence[Residual]], priors: Mapping[str, flo
     return Fitted(fit.causes, fit.rest, fit.bias, reach)
 
 
+def print_bias_by_devices(rows: Sequence[Residual]) -> None:
+    """Print the median over sources of the median of predicted over measured times, minus 1."""
+    print("| devices | rows | sources | bias | first half of the sources | second half |")
+    print("|---|---|---|---|---|---|")
+    for least, most in pairwise((1, 2, 9, 65, 513, sys.maxsize)):
+        medians: dict[str, float] = {}
+        mine = [row for row in rows if least <= row.devices < most]
+        for source in dict.fromkeys(row.source for row in mine):
+            logs = [row.log for row in mine if row.source == source]
+            medians[source] = float(np.expm1(-np.median(logs)))
+        halves: tuple[list[float], list[float]] = ([], [])
+        for source, bias in medians.items():
+            halves[hashlib.sha256(source.encode()).digest()[0] % 2].append(bias)
+        cells = " | ".join(
+            f"{np.median(half):+.1%}" if half else "-" for half in (list(medians.values()), *halves)
+        )
+        print(f"| {least} to {most - 1:,} | {len(mine)} | {len(medians)} | {cells} |")
+
+
 def timed_devices(tables: Iterable[Path]) -> set[str]:
     """First parts of the names of devices that tables of operators have."""
     found = {OURS}
@@ -245,7 +270,8 @@ def timed_devices(tables: Iterable[Path]) -> set[str]:
         if not set(TIMED) <= set(header):
             raise AtollError(f"{path}: no table of operators")
         for name in {line.cells["device"] for line in lines}:
-            found.add(written_gpu(name).name.partition("-")[0])
+            device = written_gpu(name).name
+            found.add(device if device.startswith("rtx") else device.partition("-")[0])
     return found
 
 

@@ -48,17 +48,6 @@ def _slack(name: str) -> Parameter:
     )
 
 
-def _straggling(name: str) -> Parameter:
-    def change(run: Run, delta: float) -> Run:
-        value = run.stack.straggling + delta
-        return replace(run, stack=replace(run.stack, straggling=value))
-
-    return Parameter(
-        f"straggling of {name}", 0.01, lambda r: r.stack.straggling,
-        lambda r: r.stack.name == name, change,
-    )  # fmt: skip
-
-
 def _overlap(field: str, step: float) -> Parameter:
     def change(run: Run, delta: float) -> Run:
         value = min(1.0, max(0.0, getattr(run.stack.overlap, field) + delta))
@@ -99,7 +88,6 @@ PARAMETERS = (
     _overlap("gather", 0.1),
     _overlap("tensor", 0.1),
     _overlap("tensor_products", 0.1),
-    _straggling("xla"),
 )
 
 

@@ -25,6 +25,7 @@ import atoll
 from atoll.base.errors import AtollError
 from atoll.fabric.nested import all_to_all_s
 from atoll.fabric.network import Network
+from atoll.hardware.physical.device_power import SPEED_SPREAD, slowest_of
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes, stage_counts
 from atoll.step.states import STATES
@@ -49,6 +50,20 @@ def runs_with_layouts(draw: st.DrawFn) -> tuple[Run, Layout]:
     rows = np.array([draw(st.integers(0, len(block) - 1))])
     (layout,) = block.layouts(rows, draw(st.sampled_from(WIDE.recompute)))
     return run, layout
+
+
+def test_synchronous_devices_wait_for_the_slowest_of_all() -> None:
+    """The mean largest of n draws, over the spread of devices of one type; one waits for none."""
+    draws = np.random.default_rng(0)
+    for devices in (2, 8, 64, 1024):
+        slowest = draws.standard_normal((20_000, devices)).max(axis=1).mean()
+        assert slowest_of(devices) == pytest.approx(1 + SPEED_SPREAD * slowest, abs=1e-3)
+    alone = atoll.estimate("llama2-7b", "h200", 1, batch=4, recompute="full", optimizer="bf16")
+    assert alone.run.waiting == 1
+    pair = atoll.estimate("llama2-7b", "h200", 2, batch=8, recompute="full", optimizer="bf16")
+    assert pair.run.slack == pair.run.waiting == slowest_of(2)
+    assert pair.step.compute_s == pytest.approx(slowest_of(2) * pair.usual_step.compute_s)
+    assert pair.usual_step.compute_s == pytest.approx(alone.step.compute_s)
 
 
 @settings(max_examples=40, deadline=None)
@@ -318,7 +333,7 @@ def test_exchanged_heads_are_whole_sequences_of_some_and_wait_for_each_other() -
     ring = small_run(dense(4, max_sequence=4096), devices=8, global_batch=8, sequence=4096)
     heads = replace(ring, stack=software(ring.stack.name, None, None, "cp_a2a"))
     layout = Layout(dp=2, cp=4)
-    by_ring, by_heads = (estimate(run, layout).step for run in (ring, heads))
+    by_ring, by_heads = (estimate(run, layout).usual_step for run in (ring, heads))
     assert by_heads.compute_s < by_ring.compute_s
     model = ring.model
     width = 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim
@@ -371,7 +386,7 @@ def test_accumulation_adds_what_memory_holds(zero: int, model: ModelConfig) -> N
         whole = estimate(run, Layout(dp=8, ep=ep, zero=0)).worst.gradients
         bytes_ += whole / run.states.gradient * (HALF + run.states.reduced)
     through_hbm_s = bytes_ / (run.gpu.calibration.vector_hbm * run.gpu.hbm_Bps)
-    assert data.step.accumulate_s == pytest.approx(8 * through_hbm_s)
+    assert data.usual_step.accumulate_s == pytest.approx(8 * through_hbm_s)
 
 
 CONTEXTS = [

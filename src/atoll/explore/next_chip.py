@@ -73,10 +73,8 @@ class FollowedRun:
 
     @property
     def host_s(self) -> float:
-        """Seconds of the host before slack, which the estimate counts as host time."""
-        run = self.run
-        stretched_s = run.step_time_s * (1 - 1 / run.pipeline.slack)
-        return max(0.0, run.breakdown_s.get("host", 0.0) - max(0.0, stretched_s))
+        """Seconds of the host before slack, which lengthens all parts alike."""
+        return self.run.breakdown_s.get("host", 0.0) / self.run.pipeline.slack
 
     @property
     def model(self) -> str:

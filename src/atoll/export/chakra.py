@@ -127,7 +127,7 @@ def _stage(
             peer = stops[after][0]
             yield TraceNode(f"{name}.send", SENT, 0.0, sent, tag + 2 * after, peer, True)
     yield from _message_nodes("weights", [message for message in weights if message.phase == STEP])
-    yield TraceNode("optimizer", COMPUTE, estimate.step.optimizer_s)
+    yield TraceNode("optimizer", COMPUTE, estimate.usual_step.optimizer_s)
 
 
 def _message_nodes(label: str, messages: Sequence[StepMessage]) -> Iterator[TraceNode]:

@@ -66,6 +66,7 @@ def stage_passes(
     total = layout.microbatches(run.global_batch)
     most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.rounds))
     shown = 1.0 - run.stack.overlap.pipeline
+    after = step.scaled(1 / run.slack)
     return StepPasses(
         schedule=layout.schedule,
         passes=tuple(stage.passes for stage in stages),
@@ -75,9 +76,9 @@ def stage_passes(
         waits_s=tuple((shown * a, shown * g) for a, g in messages_s),
         delays_s=tuple(((1.0 - shown) * a, (1.0 - shown) * g) for a, g in messages_s),
         after=(
-            ("gradient accumulation", step.accumulate_s),
-            ("gradient reduction", step.gradient_s),
-            ("optimizer", step.optimizer_s),
+            ("gradient accumulation", after.accumulate_s),
+            ("gradient reduction", after.gradient_s),
+            ("optimizer", after.optimizer_s),
             ("host", run.stack.step_s),
         ),
         slack=run.slack,

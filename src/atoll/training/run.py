@@ -11,6 +11,8 @@ from atoll.base.units import FLOPS, FREQUENCY, counted, format_bytes, format_qua
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
+from atoll.hardware.physical.device_power import slowest_of
+from atoll.step.layout import Layout
 from atoll.step.length import RunLength
 from atoll.step.states import N, States
 from atoll.tools.arguments import ArgumentAccount
@@ -132,11 +134,13 @@ class Run:
 
     @property
     def slack(self) -> float:
-        """Step time over the sum of its parts; several nodes (or TPU slices) also wait for the
-        slowest.
-        """
-        several = self.devices > self.network.levels[0].devices
-        return self.stack.slack * (self.stack.straggling if several else 1.0)
+        """Step time over the sum of its parts on a usual device."""
+        return self.stack.slack * self.waiting
+
+    @property
+    def waiting(self) -> float:
+        """Step time over that of a usual device: devices that exist wait for the slowest of all."""
+        return slowest_of(self.devices) if isinstance(self.gpu, Gpu) else 1.0
 
     @property
     def frozen_bytes(self) -> float:
@@ -162,6 +166,23 @@ class Run:
             copies = self.gathered_bytes * parameters
             weights = self.states.weight * divided_parameters + copies
         return weights, gradients, optimizer
+
+    def expert_padding(self, layout: Layout) -> float:
+        """Return the factor on experts' weights where FSDP2 divides their first dimension and pads
+        it to a multiple of the ranks, at least one expert per rank (FSDPParam).
+        """
+        experts = self.model.experts // layout.ep
+        if not self.stack.pads_experts or not layout.zero or not experts:
+            return 1.0
+        ranks = max(1, layout.expert_ranks // (layout.copies * layout.hsdp))
+        return ranks * -(-experts // ranks) / experts
+
+    def accumulated_bytes(self, parameters: N, divided_gradients: N, zero: int) -> N:
+        """Return the bytes of gradients between microbatches: undivided ones, where FSDP reduces
+        after the last.
+        """
+        delayed = self.stack.delays_reduction and zero >= 2
+        return self.states.reduced * parameters if delayed else divided_gradients
 
     @property
     def half_logits(self) -> bool:

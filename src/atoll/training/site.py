@@ -167,7 +167,7 @@ class Site(FileModel):
     def save(self, path: str | Path) -> None:
         """Write the file that `load_site` reads."""
         values = _rounded(self.model_dump(exclude_none=True, exclude_defaults=True))
-        text = "# Written by `atoll calibrate`; docs/training.md says what every value means.\n"
+        text = "# Written by `atoll calibrate`; docs/calibrate.md says what every value means.\n"
         text += yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100)
         with atomic_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
             part.write_text(text, encoding="utf-8")

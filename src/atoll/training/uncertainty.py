@@ -40,6 +40,7 @@ CAUSES = {
     "between": "collectives between nodes",
     "network": "network that was not stated",
     "pipeline": "pipeline",
+    "slowest": "wait for the slowest device",
     "device": "device whose operators were not timed",
     "sharding": "how the software shards weights and gradients",
     "source": "what differs from site to site",
@@ -50,6 +51,10 @@ CAUSES = {
     "rest": "differences that no cause explains",
 }
 """Causes of errors, in words."""
+EXCLUSIVE = (
+    "products", "attention", "vector", "optimizer", "host", "inside", "between", "pipeline",
+)  # fmt: skip
+"""Causes of which exactly one acts on each second of a step: their shares add up to 1."""
 ON_DEVICE = ("products", "attention", "vector", "optimizer", "host", "device", "sharding")
 COLLECTIVES = ("inside", "between", "network")
 REPEATED = 0.03
@@ -191,6 +196,31 @@ def spread(fit: ErrorFit, shares: Mapping[str, float]) -> Spread:
     return Spread(sds, fit.rest, fit.bias, fit.reach)
 
 
+def step_spread(run: Run, shares: Mapping[str, float]) -> Spread:
+    """Return the distribution of measured over estimated step times with these shares of causes."""
+    shipped, site = spread(error_fits().step_time, shares), run.site
+    if site is not None and site.reach is not None:
+        sd = min(site.reach / shipped.reach, shipped.sd)
+        shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
+    return shipped.with_cause("arguments", unpriced_doubt(run.arguments))
+
+
+def least_time_spread(run: Run, layout: Layout) -> Spread:
+    """Return a distribution that is no wider than that of any step of the layout. The sum of
+    (share x error)^2 over causes whose shares add up to 1 is least where shares are proportional to
+    1 / error^2.
+    """
+    errors = error_fits().step_time.causes
+    weights = {name: errors[name] ** -2 for name in EXCLUSIVE}
+    shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    return step_spread(run, shares | _layout_shares(layout))
+
+
+def _layout_shares(layout: Layout) -> dict[str, float]:
+    """Return the shares of causes that act on all of a step or not at all."""
+    return {"sharding": float(layout.zero >= 2), "source": 1.0}
+
+
 def time_shares(
     run: Run, layout: Layout, parts_s: Mapping[str, float], classes_s: Mapping[str, float]
 ) -> dict[str, float]:
@@ -220,9 +250,9 @@ def time_shares(
         "between": between,
         "network": between if run.network_assumed else 0.0,
         "pipeline": part["pipeline_bubble"] + part["pipeline_sends"],
+        "slowest": run.waiting - 1,
         "device": 0.0 if is_measured(run, layout) else compute,
-        "sharding": float(layout.zero >= 2),
-        "source": 1.0,
+        **_layout_shares(layout),
     }
 
 
@@ -236,8 +266,7 @@ def memory_shares(layout: Layout, stage: Memory) -> dict[str, float]:
         "states": states,
         "activations": activations,
         "buffers": 1 - states - activations,
-        "sharding": float(layout.zero >= 2),
-        "source": 1.0,
+        **_layout_shares(layout),
     }
 
 
@@ -262,7 +291,8 @@ def is_measured(run: Run, layout: Layout) -> bool:
     extrapolated.
     """
     beyond = (layout.cp > 1 and run.sequence >= LONG) or run.gpu.cap_W is not None
-    return run.gpu.name.partition("-")[0] in error_fits().devices and not beyond
+    names = {run.gpu.name, run.gpu.name.partition("-")[0]}  # a100-40 is an a100
+    return not beyond and not names.isdisjoint(error_fits().devices)
 
 
 def narrowed(time: Spread, predicted_s: float) -> tuple[NarrowedInterval, ...]:

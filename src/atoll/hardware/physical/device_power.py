@@ -16,6 +16,7 @@ hosts and waiting to MLPerf Training 4.0's node powers of 8, 64 and 512 H100.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from atoll.hardware.physical.constants import PUBLISHED, ranged
 from atoll.hardware.physical.power import clock_share
@@ -56,6 +57,21 @@ class DevicePower:
 
 
 H200_FIT = DevicePower()
+SPEED_SPREAD = 0.015
+"""Standard deviation of the speed of devices of one type over their mean, as each board reaches its
+own clock at the power limit. Products differ by 8 % between the ends of box plots (5.4 standard
+deviations) of five clusters (Sinha et al., "Not All GPUs Are Created Equal", SC 2022)."""
+
+
+@lru_cache(maxsize=256)
+def slowest_of(devices: int) -> float:
+    """Return the expected time of the slowest of so many devices over the mean one's: the expected
+    largest of n normal values is at the quantile (n - 3/8) / (n + 1/4) (Blom 1958).
+    """
+    from statistics import NormalDist  # which single devices do not need
+
+    quantile = (devices - 0.375) / (devices + 0.25) if devices > 1 else 0.5
+    return 1 + SPEED_SPREAD * NormalDist().inv_cdf(quantile)
 
 
 @dataclass(frozen=True, slots=True)

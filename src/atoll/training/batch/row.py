@@ -96,7 +96,7 @@ def _cached(sums: Sums, states: StateCosts, parts: Floats) -> Floats:
     t, rows, stack = sums.tables, sums.rows[sums.row], sums.stack
     content, zero = t.content[sums.mix], rows[:, ZERO]
     gathered = t.contents[content, ContentColumn.BUFFER_BYTES + zero] - workspace_bytes(sums.run)
-    gathered += t.contents[content, ContentColumn.PHASE_BYTES + 2 * zero]
+    gathered += t.contents[content, ContentColumn.LOSS_BYTES + zero]
     late = states.gradients - parts[:, PARTS.index("gradients")]  # not part of the peak
     cached = late + stack.cached_gathers * gathered
     cached += stack.cached_loss * t.logits[rows[:, LOSS], content]
@@ -116,16 +116,14 @@ def _step(
     gradient_s: float,
 ) -> StepTime:
     """Return the step by part: `m` microbatches on the slowest stage, and what all stages wait for.
-    At a slower site the host has the remaining time; at a faster one all parts are shorter.
+    The slack of a site and the wait for the slowest device lengthen all parts alike.
     """
     run, m = sums.run, sums.m.item()
     accumulate_s, update_s = states.accumulate_s.item(), states.update_s.item()
     forward, backward, recompute = m * parts
     spent, again = (PassSeconds(*part.tolist()) for part in (forward + backward, recompute))
-    parts_s = passes_s + accumulate_s + gradient_s + update_s + run.stack.step_s
-    time_s = parts_s * run.slack
     step = StepTime(
-        time_s=time_s,
+        time_s=passes_s + accumulate_s + gradient_s + update_s + run.stack.step_s,
         compute_s=spent.compute_s,
         accumulate_s=accumulate_s,
         recompute_s=again.compute_s,
@@ -137,9 +135,9 @@ def _step(
         send_s=send_s,
         gradient_s=gradient_s,
         optimizer_s=update_s,
-        host_s=m * host_s + run.stack.step_s + max(0.0, time_s - parts_s),
+        host_s=m * host_s + run.stack.step_s,
     )
-    return step if time_s >= parts_s else step.shrunk(run.slack)
+    return step.scaled(run.slack)
 
 
 def _stages(

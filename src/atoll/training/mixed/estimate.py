@@ -233,8 +233,7 @@ class PodEstimator:
             pod_estimator = Estimator(replace(run, global_batch=layout.dp * microbatch * m))
             estimate = pod_estimator.estimate(replace(layout, microbatch=microbatch))
             step, (_, shares) = estimate.step, pod_estimator.shares(estimate.layout)
-            after_s = max(1.0, run.slack) * step.optimizer_s
-            times_s.append((step.time_s - after_s, after_s))
+            times_s.append((step.time_s - step.optimizer_s, step.optimizer_s))
             estimates.append(estimate)
             stages += [
                 PodStage(pod, i, block_count(shares[i]), *stage_parts)

@@ -150,6 +150,9 @@ class LayerPrices:
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
                 merge_periods=False,
             )
+            if layout.tp > 1 and not self.run.stack.divides_table:
+                undivided = replace(layout, dp=1, tp=1, etp=1, pp=1, sp=False)
+                share = replace(share, layers=(self.model(undivided).layers[0], *share.layers[1:]))
             if self.run.stored is not None and not self.run.stack.split_products:
                 share = share.map(joined)
             if self.run.adapters is not None:
