@@ -13,7 +13,7 @@ REDUCED_BYTES = {4: 13.6, 2: 6.8}
 """Bytes that take as long as FSDP2's copies at the rate of plain streams (profiles of ranks on one
 H200, benchmarks/h200, half `fit`): per weight of a shard into the gather's buffer, by its bytes (a
 cast and a copy); per gathered weight out of it; per gradient into the reduction's buffer, by its
-bytes there (chunk_cat)."""
+bytes there (chunk_cat; the 16-bit figure is assumed as half of the fp32 one)."""
 
 FUSED_TENSORS, CHUNK_ELEMENTS, CHUNK_S = 36, 65536, 64e-6
 CLIP_TENSORS, CLIP_CHUNK_S, CLIP_FIXED_S = 110, 25e-6, 15e-6

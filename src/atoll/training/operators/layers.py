@@ -211,7 +211,7 @@ def _layer_cost(
         heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
         kv_heads=_kv_heads(layer) // samples,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
-        backward_bytes=_backward_peak(layer, pricer) if is_block else 0.0,
+        backward_bytes=_backward_peak(layer, pricer, ep) if is_block else 0.0,
         waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
         logits_bytes=logits_bytes,
         half_loss=half_loss,
@@ -377,7 +377,7 @@ def _waiting(layer: Layer) -> float:
     return float(sum(t.bytes for t in tensors if t.role is not Role.WEIGHT))
 
 
-def _backward_peak(layer: Layer, pricer: Pricer) -> float:
+def _backward_peak(layer: Layer, pricer: Pricer, ep: int) -> float:
     """Return the most bytes at any operator of the backward pass, less those kept for it. Kept
     tensors and gradients of activations are freed after their last use, gradients of weights stay.
 
@@ -392,7 +392,11 @@ def _backward_peak(layer: Layer, pricer: Pricer) -> float:
         last_use[f"{op.name} kept"] = reader
     alive, most = dict(saved), 0.0
     for i, op in enumerate(layer.backward):
-        written = {n: float(layer.tensors[n].bytes) for n in op.writes}
+        spread = ep if _expert_weight(layer, op) else 1  # of experts' gradients
+        written = {
+            n: layer.tensors[n].bytes / (spread if _is_weight_gradient(layer, n) else 1)
+            for n in op.writes
+        }
         entering = [n for n in op.reads if layer.tensors[n].role is Role.ACTIVATION_GRADIENT]
         alive |= written | {n: float(layer.tensors[n].bytes) for n in entering}
         products = 2 if op.kind == "linear_dgrad" and len(op.matmuls) > 1 else 0
