@@ -16,7 +16,7 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.commands.mcp import VERBS, hidden, offered, run_tool
+from atoll.commands.mcp import VERBS, WHEN, hidden, offered, run_tool
 from atoll.questions import COMMANDS
 
 ASKED = {"model": "gpt2-xl", "device": "h100", "devices": 8, "batch": 64}
@@ -51,10 +51,21 @@ def test_answers_are_those_of_python_and_a_launch_file_comes_as_text(
     alone = atoll.estimate(**ASKED)  # type: ignore[arg-type]
     assert found["question"].pop("tool") == "megatron-lm"
     assert found == alone.to_dict()
-    assert files == [alone.export("megatron").text]
+    short, launch = files
+    assert launch == alone.export("megatron").text
+    assert [line.split()[0] for line in short.splitlines()] == [
+        label for label, _ in alone.summary()
+    ]
+    assert len(short) < 2000
     assert run_tool("models", {"name": "gpt2-xl"})[0]["parameters"] == 1557611200
     assert {entry["name"] for entry in run_tool("models", {})[0]["models"]} >= {"gpt2-xl"}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_is_one_call_and_every_tool_says_when_to_use_it() -> None:
+    found, _ = run_tool("estimate", {**ASKED, "sweep": ["devices=8,16"]})
+    assert [row["asked"] for row in found["rows"]] == [{"devices": 8}, {"devices": 16}]
+    assert WHEN.keys() == set(VERBS)
 
 
 def test_files_outside_the_folders_are_refused_unseen(
@@ -150,7 +161,7 @@ def test_the_sdks_client_lists_and_calls_over_stdio() -> None:
         plan = atoll.plan(**ASKED, tp=[1, 2], pp=[1])  # type: ignore[arg-type]
         assert not found.is_error
         assert found.structured_content["best"] == plan.to_dict()["best"]
-        assert json.loads(found.content[0].text) == found.structured_content
+        assert len(found.content[0].text) < 2000 and "proven fastest" in found.content[0].text
         wrong = ask("call_tool", "estimate", {**ASKED, "device": "h10"})
         assert wrong.is_error
         assert "h100" in wrong.content[0].text

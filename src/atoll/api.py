@@ -414,6 +414,8 @@ def plan(
             question, stop, progress
         )
         return pods
+    if question.deadline is not None or question.budget is not None:
+        question = import_named("atoll.several.device_count:with_devices")(question, stop)
     if question.measure is not None:
         measured: Plan = import_named("atoll.measurement.measure:plan_measured")(
             question, lambda again: plan(job=again, stop=stop, progress=progress)

@@ -333,7 +333,7 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     ("option", "words"),
     [
         ("model", "required without JOB or --from"),
-        ("devices", "required without JOB or --from or --pods"),
+        ("devices", "required without JOB or --from or --deadline or --budget or --pods"),
         ("batch", "required without JOB or --from or --batch-tokens"),
         ("device", "required without JOB or --pods"),
     ],

@@ -250,6 +250,21 @@ def parse_tokens(value: object) -> object:
     return int(tokens) if tokens.is_integer() else value
 
 
+_DOLLARS = re.compile(r"\$?\s*([0-9][0-9,.]*)\s*([kKmMbB]?)\s*(?:\$|USD|dollars)?")
+
+
+def parse_dollars(value: object) -> object:
+    """Read "$50k" as 50,000; return what is no such text as it is."""
+    match = _DOLLARS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    scale = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}[match[2].lower()]
+    try:
+        return float(match[1].replace(",", "")) * scale
+    except ValueError:
+        return value
+
+
 def format_bytes(value: float) -> str:
     return format_quantity(value, BYTES)
 

@@ -1,7 +1,7 @@
 """`atoll mcp`: the verbs that only read, as tools of the Model Context Protocol.
 
-Tools have the names, schemas, checks and texts of the commands' questions, without the fields for
-output files and workers. Answers are those of `--json`.
+Tools have the names, schemas and checks of the commands' questions, without the fields for output
+files and workers. The text of an answer is its summary; its structured content is that of `--json`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
+from atoll.base.notebook import summary_lines
 from atoll.base.registry import import_named
 from atoll.commands.plain import ANSWERED
 from atoll.files.inputs import reading_only
@@ -32,6 +33,22 @@ INSTRUCTIONS = (
     "ends after time_limit with the best so far; start with estimate, models and hardware. Nothing "
     "is written."
 )
+
+
+WHEN = {
+    "plan": "Use it to choose a training layout (tp, pp, dp, ZeRO, recomputation), or the number "
+    "of devices for a deadline or a budget.",
+    "estimate": "Use it if the layout is known: step time, tokens/s, memory, cost. Takes a second.",
+    "check": "Use it on an existing launch script or configuration, before or after it ran.",
+    "search": "Use it to design a chip for a model under limits of area and power. Takes minutes.",
+    "models": "Use it to find the name of a model, or its parameters and layers.",
+    "hardware": "Use it to find the name of a device or network, or its peaks and memory.",
+    "explain": "Use it on a folder that search or plan wrote, to see why the answer is the best.",
+    "compare": "Use it on several stored runs, to see what differs.",
+    "validate": "Use it to see how accurate estimates are on a table of measured runs.",
+    "bench": "Use it to compare predictors on the same measured runs.",
+}
+"""When an agent should call a tool, appended to what the tool does."""
 
 
 def mcp(question: McpQuestion) -> None:
@@ -63,13 +80,14 @@ def offered(name: str) -> dict[str, Any]:
 def hidden(question: type[Question]) -> set[str]:
     """Return the fields hidden from agents: output files and workers."""
     fields = question.model_fields.items()
-    return {name for name, info in fields if info.exclude or about(info, "writes", False)}
+    unseen = {name for name, info in fields if info.exclude or about(info, "writes", False)}
+    return unseen - {"sweep", "deadline", "budget", "batch_tokens"}
 
 
 def run_tool(
     name: str, arguments: dict[str, Any], folders: Sequence[Path] = (Path(),)
 ) -> tuple[dict[str, Any], list[str]]:
-    """Run a tool; return its answer as JSON data, and the requested launch file.
+    """Run a tool; return its answer as JSON data, and as texts its summary and the launch file.
 
     Files are read only in these folders, and in the local cache of models.
     """
@@ -80,8 +98,14 @@ def run_tool(
         raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
     with reading_only(*folders, import_named("atoll.workload.families.hub:cache_folder")()):
         question = ask({name: question_kind}, None, arguments)
-        result = ANSWERED[name](question)
-        return result.to_dict(), list(_launch_texts(result))
+        swept = getattr(question, "sweep", ())
+        result = (
+            import_named("atoll.several:sweep")(question) if swept else ANSWERED[name](question)
+        )
+        answer = result.to_dict()
+        short = getattr(result, "summary", None)
+        text = "\n".join(summary_lines(short())) if short else json.dumps(answer, allow_nan=False)
+        return answer, [text, *_launch_texts(result)]
 
 
 def _launch_texts(result: Any) -> Iterator[str]:
@@ -108,7 +132,7 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
         tools = [
             types.Tool(
                 name=name,
-                description=cleandoc(COMMANDS[name][0].__doc__ or ""),
+                description=f"{cleandoc(COMMANDS[name][0].__doc__ or '')}\n\n{WHEN[name]}",
                 input_schema=offered(name),
                 annotations=types.ToolAnnotations(
                     read_only_hint=True, idempotent_hint=True, open_world_hint=False
@@ -121,12 +145,11 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
     async def call_tool(context: Any, request: Any) -> Any:
         run = partial(run_tool, request.name, request.arguments or {}, folders)
         try:
-            answer, files = await anyio.to_process.run_sync(run, cancellable=True, limiter=limiter)
+            answer, texts = await anyio.to_process.run_sync(run, cancellable=True, limiter=limiter)
         except (AtollError, anyio.BrokenWorkerProcess) as error:
             why = str(error) or "the process of the call ended; ask for less"
             sentences = [types.TextContent(type="text", text=why)]
             return types.CallToolResult(content=sentences, is_error=True)
-        texts = [json.dumps(answer, allow_nan=False), *files]
         content = [types.TextContent(type="text", text=text) for text in texts]
         return types.CallToolResult(content=content, structured_content=answer)
 

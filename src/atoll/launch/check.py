@@ -80,8 +80,9 @@ class Checked(AnsweredResult[CheckAnswer]):
 
         Examples:
             >>> import atoll
-            >>> [label for label, _ in atoll.check("pretrain.sh", device="h100").summary()]
-            ['File', 'Run', 'Step', 'Memory', 'Confidence', 'Better']
+            >>> checked = atoll.check("pretrain.sh", device="h100")
+            >>> [label for label, _ in checked.summary()][:4]
+            ['File', 'Run', 'Step', 'Memory']
         """
         launch, arguments, measured = self.launch, self.launch.arguments, self.measured
         *lines, confidence = self.estimate.summary()

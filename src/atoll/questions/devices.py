@@ -16,6 +16,7 @@ from atoll.questions import fields as f
 from atoll.questions.fields import ADVANCED, LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
 from atoll.questions.question import (
     OUTPUT,
+    Dollars,
     Named,
     Price,
     Question,
@@ -37,7 +38,8 @@ ToolName = Annotated[str, Named("atoll.tools.registry:TOOLS", "atoll.tools.regis
 
 DEPENDENT_FIELDS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ("method", "lora", ("lora_rank", "lora_targets")),
-    ("tokens", None, ("price", "mtbf", "checkpoint", "restart")),
+    ("tokens", None, ("price", "mtbf", "checkpoint", "restart", "deadline", "budget")),
+    ("price", None, ("budget",)),
 )
 """(field, value that it needs (None: any), fields that only then have an effect)."""
 TIES = 0.01
@@ -314,6 +316,15 @@ class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
 class PlanQuestion(FilesQuestion, RunQuestion):
     """Find the fastest training layout that fits, with proof."""
 
+    devices: f.Devices = 1
+    deadline: Seconds | None = option(
+        'Instead of --devices: the fewest (powers of 2) that finish the run in this time, "14d".',
+        RUN_LENGTH, None, exclude=True,
+    )  # fmt: skip
+    budget: Dollars | None = option(
+        'Instead of --devices: at most these dollars for the run, "$50k"; alone: the most devices.',
+        RUN_LENGTH, None, exclude=True,
+    )  # fmt: skip
     tp: Counts = option("Tensor parallel degrees.", LAYOUT, (), shown="all in a node")
     pp: Counts = option("Pipeline stages.", LAYOUT, (), shown="all divisors")
     cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1 to 8")
@@ -358,6 +369,22 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     )
     example = "atoll plan --model gpt3-175b --device h100 --devices 1024 --batch 2048"
     answer_keys: ClassVar[Mapping[str, str]] = {"time_limit": "time_limit_s"}
+
+    @classmethod
+    def needed(cls, given: Container[str]) -> list[str]:
+        needed = super().needed(given)
+        chosen = "from_" in given or "deadline" in given or "budget" in given
+        return needed if chosen else [*needed, "devices"]
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        """Refuse a question without devices, and one that both states and asks for them."""
+        stated, asked = "devices" in self.model_fields_set, self.deadline or self.budget
+        if not stated and not asked:
+            raise ValueError("devices: required field is missing; or give deadline or budget")
+        if stated and asked:
+            raise ValueError("devices: deadline and budget choose them; leave it out")
+        return self
 
 
 class PodsQuestion(PlanQuestion):

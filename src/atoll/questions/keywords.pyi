@@ -216,6 +216,8 @@ class PlanFields(TypedDict, total=False):
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
+    deadline: float | str | None
+    budget: float | str | None
     tp: Sequence[int] | int | None
     pp: Sequence[int] | int | None
     cp: Sequence[int] | int | None

@@ -312,6 +312,9 @@ TokenCount = Annotated[
 ]
 Tokens = Annotated[float, quantity(units.TOKENS, ""), Field(ge=1), Measured]
 Price = Annotated[float, quantity(units.PRICE, ""), Field(gt=0), Measured]
+Dollars = Annotated[
+    float, BeforeValidator(units.parse_dollars), Field(gt=0, allow_inf_nan=False), Measured
+]
 Share = Annotated[float, quantity(units.SHARE, ""), Field(ge=0, lt=1), Measured]
 
 

@@ -16,12 +16,12 @@ ONCE = ("out", "trace", "launch_file", "messages", "sweep", "layouts")
 
 
 def sweep_axes(question: type[Question], texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Parse fields and values from texts such as "devices=64", "128", "tp=1"; a text without a name
-    belongs to the previous field.
+    """Parse fields and values from texts such as "devices=64,128" or "devices=64", "128", "tp=1"; a
+    value without a name belongs to the previous field.
     """
     texts_of: dict[str, list[str]] = {}
     name = ""
-    for text in texts:
+    for text in (part for listed in texts for part in listed.split(",")):
         before, equals, value = text.partition("=")
         name = before.strip().replace("-", "_") if equals else name
         if not name:

@@ -53,6 +53,7 @@ def question_fields(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
 
 MOST_USED = (
     "model", "device", "devices", "batch", "batch_tokens", "sequence", "tool", "tokens", "price",
+    "deadline", "budget",
     "max_area", "max_power", "launch_file", "out",
 )  # fmt: skip
 """Options of the first group of a command with a model."""

@@ -1,0 +1,48 @@
+"""Deadlines and budgets choose the number of devices, as plans of every number say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import atoll
+from atoll.base.errors import AtollError
+
+ASKED: dict[str, Any] = {
+    "model": "gpt2-xl", "device": "h100", "batch": 64, "tokens": "10B", "price": "2/h", "tp": [1],
+    "pp": [1], "cp": [1], "zero": [1], "recompute": ["none"], "microbatch": [1],
+}  # fmt: skip
+
+
+def run_of(devices: int) -> Any:
+    return atoll.plan(**ASKED, devices=devices).best.whole_run  # type: ignore[union-attr]
+
+
+def test_a_deadline_takes_the_fewest_devices_that_meet_it() -> None:
+    plan = atoll.plan(**ASKED, deadline="12h")
+    devices = plan.run.devices  # type: ignore[union-attr]
+    assert run_of(devices).days <= 0.5 < run_of(devices // 2).days
+
+
+def test_a_budget_alone_takes_the_most_devices_that_it_pays() -> None:
+    runs = {devices: run_of(devices) for devices in (1, 2, 4, 8, 16, 32, 64)}
+    budget = sorted(run.dollars for run in runs.values())[3]
+    plan = atoll.plan(**ASKED, budget=f"${budget + 1:.2f}")
+    paid = [devices for devices, run in runs.items() if run.dollars <= budget + 1]
+    assert plan.run.devices == max(paid)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"deadline": "12h", "devices": 8}, "devices: deadline and budget choose them"),
+        ({"deadline": "1 min"}, r"no number of h100 finishes in 0\.0006944 days: .*; give more"),
+        ({"deadline": "12h", "budget": "$1"}, "no number of h100 finishes in 0.5 days and 1 dol"),
+        ({"budget": "much"}, "budget: expected a number"),
+        ({"deadline": "12h", "tokens": None, "price": None}, "no effect without --tokens"),
+    ],
+)
+def test_what_cannot_be_met_is_one_sentence(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(AtollError, match=words):
+        atoll.plan(**ASKED | fields)
