@@ -227,26 +227,21 @@ def signals(campaign: Campaign, name: str, number: signal.Signals) -> Tally:
     return tally
 
 
-def outputs(campaign: Campaign, name: str) -> Tally:
-    """Standard output on a full disk: a sentence; the answer is in the folder."""
+def begun_with(
+    campaign: Campaign, name: str, fault: str, processes: int = 1, *, full: bool = False
+) -> Tally:
+    """Ask in one folder under a fault from the beginning. `full`: standard output is on a full
+    disk, which takes a sentence; of several processes, all but one are told to wait.
+    """
     tally = Tally()
     out = campaign.fresh()
-    end = Asked(campaign.asked[name], out, "--workers", "0", full=True).end()
+    questions = [
+        Asked(campaign.asked[name], out, "--workers", "0", full=full) for _ in range(processes)
+    ]
     tally.counts["faults"] += 1
-    tally.add(end, campaign.peace[name], f"{name}: output on a full disk")
-    campaign.again(tally, name, out, f"{name}: after an output on a full disk")
-    return tally
-
-
-def together(campaign: Campaign, name: str) -> Tally:
-    """Two processes at once in the same folder: one of them is told to wait."""
-    tally = Tally()
-    out = campaign.fresh()
-    both = [Asked(campaign.asked[name], out, "--workers", "0") for _ in range(2)]
-    tally.counts["faults"] += 1
-    for asked in both:
-        tally.add(asked.end(), campaign.peace[name], f"{name}: one of two processes")
-    campaign.again(tally, name, out, f"{name}: after two processes")
+    for asked in questions:
+        tally.add(asked.end(), campaign.peace[name], f"{name}: {fault}")
+    campaign.again(tally, name, out, f"{name}: after {fault}")
     return tally
 
 
@@ -364,13 +359,15 @@ def cases(names: Sequence[str], kinds: Sequence[str], count: int) -> Iterator[Ca
         if "disk" in kinds:
             yield from [("full disk", partial(disk, name=name))] * each
         if "together" in kinds:
-            yield "two processes", partial(together, name=name)
+            fault = "two processes"
+            yield fault, partial(begun_with, name=name, fault=fault, processes=2)
         if "signals" in kinds:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 sent = partial(signals, name=name, number=number)
                 yield from [(number.name, sent)] * each
         if "outputs" in kinds:
-            yield "output on a full disk", partial(outputs, name=name)
+            fault = "output on a full disk"
+            yield fault, partial(begun_with, name=name, fault=fault, full=True)
         if "clock" in kinds:
             yield "clock", partial(clock, name=name)
         if "damage" in kinds:

@@ -16,6 +16,7 @@ import answers.record as schemas
 import atoll
 import atoll.plugins
 import atoll.testing
+import docs.api_pages as api_pages
 import questions.written as written
 from atoll.answers.answer import Answer
 from atoll.questions import COMMANDS
@@ -81,3 +82,4 @@ if __name__ == "__main__":
     KEPT.write_text(text(), encoding="utf-8")
     schemas.KEPT.write_text(schemas.schemas(), encoding="utf-8")
     written.main()
+    api_pages.main()

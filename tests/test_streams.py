@@ -50,7 +50,7 @@ def test_outputs_that_cannot_be_written(
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "ascii"])
 def test_bars_are_ascii_where_the_encoding_has_no_blocks(encoding: str) -> None:
-    words = "estimate --model gpt2-xl --device h100 --devices 8 --batch 8"
+    words = "estimate --model gpt2-xl --device h100 --devices 8 --batch 8 --explain"
     ended = shell(words, PYTHONIOENCODING=encoding)
     assert ended.returncode == 0, ended.stderr
     assert "  ####" in ended.stdout

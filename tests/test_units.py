@@ -125,7 +125,8 @@ def test_every_unit_belongs_to_one_dimension() -> None:
         (units.format_bytes(0), "0 B"),
         (units.format_bandwidth(1.2e12), "1.2 TB/s"),
         (units.format_seconds(0.0000320), "32 us"),
-        (units.format_seconds(59.99999), "1 min"),  # rounds up into the next unit
+        (units.format_seconds(599.9999), "10 min"),  # rounds up into the next unit
+        (units.format_seconds(66.42), "66.42 s"),
         (units.format_seconds(0.0), "0 s"),
         (units.format_quantity(275.2512e12, units.FLOPS), "275.3 TFLOP/s"),
         (units.format_quantity(3.92e-12, units.ENERGY), "3.92 pJ"),

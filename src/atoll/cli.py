@@ -116,8 +116,10 @@ def _app(words: Sequence[str] = ()) -> typer.Typer:
     app = typer.Typer(
         name="atoll",
         help=(
-            "Finds the accelerator, the schedule of each layer on it and the distribution of the "
-            "training together, for the highest throughput, and proves how good the answer is."
+            "Plan language model training on existing devices, or design the chip for it: the best "
+            "layout, its step time, memory and cost, with proof.\n\n"
+            "\b\n  atoll plan --model llama3-70b --device h100 --devices 512 --batch 1024\n"
+            "  atoll search --model llama3-8b --devices 256 --max-area '400 mm2'"
         ),
         invoke_without_command=True,
         pretty_exceptions_enable=False,

@@ -207,8 +207,8 @@ def test_a_subset_of_chips_has_the_same_costs(profile: Profile) -> None:
     for p in range(2 * len(passes(profile).layers)):
         for position, chip in enumerate(chosen):
             alone = pass_problem(few, passes(profile).arrays, p, position)
-            among = pass_problem(costs(profile), passes(profile).arrays, p, chip)
-            for left, right in zip(alone, among, strict=True):
+            of_all_passes = pass_problem(costs(profile), passes(profile).arrays, p, chip)
+            for left, right in zip(alone, of_all_passes, strict=True):
                 np.testing.assert_array_equal(left, right)
 
 
@@ -224,8 +224,8 @@ def test_a_chip_alone_costs_what_it_costs_in_its_space(profile: Profile) -> None
     table = build_costs(passes(profile).keys, alone, network(profile), profile)
     for p in range(2 * len(passes(profile).layers)):
         single = durations(table, passes(profile), p, 0)
-        among = durations(costs(profile), passes(profile), p, 0)[:, : single.shape[1]]
-        np.testing.assert_array_equal(single, among)
+        of_all_passes = durations(costs(profile), passes(profile), p, 0)[:, : single.shape[1]]
+        np.testing.assert_array_equal(single, of_all_passes)
 
 
 def durations(table: Costs, pass_set: PassSet, p: int, chip: int) -> np.ndarray:

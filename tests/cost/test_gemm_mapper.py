@@ -158,8 +158,10 @@ def tiles_that_fit(
     ]
     staging = 2 * per_round[0] * per_round[1]
     for i, order in enumerate(("A panel", "B panel")):
-        streaming = 4 * depth * per_round[1 - i]
-        for tiles, size in sizes[i]:
+        for rounds_inside, (tiles, size) in enumerate(sizes[i], start=1):
+            # Every round of a panel passes the other operand's round, which stays for so long.
+            kept_rows = min(depth, k_part) if rounds_inside == 1 else k_part
+            streaming = 4 * kept_rows * per_round[1 - i]
             copies = 2 if tiles * panels_of_whole_operand > 1 else 1
             if copies * 2 * size * k_part + streaming + staging <= budget:
                 yield order, tiles if i == 0 else 1, tiles if i == 1 else 1

@@ -51,6 +51,15 @@ l2: 32 MiB
         ("tpu-v5e", 197, None, 16, 810),
         ("tpu-v5p", 459, None, 95, 2770),
         ("tpu-v6e", 918, None, 32, 1600),
+        ("rtx-3090", 71, None, 24, 936),
+        ("rtx-4090", 165.2, 330.3, 23.64, 1008),
+        ("rtx-5090", 209.5, 419, 31.36, 1792),
+        ("rtx-a6000", 154.8, None, 48, 768),
+        ("rtx-6000-ada", 364.2, 728.5, 44.43, 960),
+        ("a10g", 70, None, 22.06, 600),
+        ("l4", 121, 242.5, 22.05, 300),
+        ("h20", 148, 296, 96, 4000),
+        ("a800", 312, None, 80, 2040),
         ("trainium1", 190, None, 32, 820),
         ("trainium2", 667, 1299, 96, 2900),
     ],
@@ -100,7 +109,9 @@ def test_calibrations_are_not_devices() -> None:
         ("AMD Instinct MI355X", "mi355x"), ("MI325X OAM", "mi325x"), ("RTXPRO6000", "rtx-pro-6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
         ("B300 SXM6 288GB", "b300"), ("GB200-NVL72", "gb200"), ("H800-SXM5 80GB", "h800"),
-        ("A800-80GB", "a800"),
+        ("A800-80GB", "a800"), ("GeForce RTX 3090", "rtx-3090"), ("RTX 5090", "rtx-5090"),
+        ("A6000", "rtx-a6000"), ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA A10G", "a10g"), ("NVIDIA L4", "l4"), ("H20", "h20"),
         ("Trainium1 NeuronCore-v2 (half chip)", "trainium1-core"),
     ],
 )  # fmt: skip
@@ -116,7 +127,7 @@ def test_neither_case_nor_separators_matter(name: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["H100-PCIe", "H100 NVL", "H100-64GB", "H100 0GB", "H20", "A100", "80GB", "", "-"],
+    ["H100-PCIe", "H100 NVL", "H100-64GB", "H100 0GB", "A10", "A100", "80GB", "", "-"],
 )
 def test_another_device_is_not_taken_for_one_of_the_catalogue(given: str) -> None:
     """An A100 comes with 40 or 80 GB: the sentence names both."""

@@ -1,8 +1,7 @@
-"""Tables of benchmarks in the docs are those of the last recorded runs.
+"""Copy tables of recorded benchmarks into the docs and benchmarks/results/README.md.
 
-What stands below `<!-- benchmark: NAME [TABLE] -->` is a table of that benchmark's record in
-benchmarks/results, counted from 0, and where it comes from. `python tests/docs/records.py` writes
-them all; a test compares.
+`<!-- benchmark: NAME [TABLE] -->` is followed by table number TABLE (from 0) of that benchmark's
+record in benchmarks/results. `python tests/docs/records.py` writes all of them; a test compares.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import re
 from docs.written import PAGES, ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
+PAGES_WITH_RECORDS = (*PAGES, RESULTS / "README.md")
 _TABLE = re.compile(r"(<!-- benchmark: (\w+) ?(\d*) -->\n)(?:Recorded.*\n\n)?(?:\|.*\n)*")
 
 
@@ -29,5 +29,5 @@ def with_records(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
+    for page in PAGES_WITH_RECORDS:
         page.write_text(with_records(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -17,7 +17,7 @@ from docs.written import PAGES, ROOT, blocks, without_wall_times, workplace
 
 _FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(#[^)]*)?\)")
-_ALWAYS = {"--json", "--help", "--version", "--quiet", "--verbose", "-q", "-v"}
+_ALWAYS = {"--explain", "--json", "--help", "--version", "--quiet", "--verbose", "-q", "-v"}
 RUN = [page for page in PAGES if blocks(page)]
 
 

@@ -69,10 +69,10 @@ def test_prices_are_proven_answers_of_neighbouring_budgets(found: SearchResult) 
     power = prices["peak power of a chip"]
     assert power.at == 200 and (power.low, power.high) == tuple(200 * end for end in ENDS)
     for limit, gain in ((power.low, power.less), (power.high, power.more)):
-        there = atoll.search(found.job.changed(from_=None, max_power=limit))
-        assert isinstance(there, SearchResult) and gain is not None and there.certificate.proven
+        limited = atoll.search(found.job.changed(from_=None, max_power=limit))
+        assert isinstance(limited, SearchResult) and gain is not None and limited.certificate.proven
         run_s = found.ahead.chip_step_time_s / (1 + gain)
-        device_s = there.best.plans[0].placement.step_time_s
+        device_s = limited.best.plans[0].placement.step_time_s
         slack = found.ahead.slack
         assert run_s == pytest.approx((device_s + found.ahead.host_s) * slack, rel=2e-3)
     assert power.per_unit_below == pytest.approx(-(power.less or 0) / 20)

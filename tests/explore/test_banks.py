@@ -209,15 +209,15 @@ def test_everything_tried_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_banks[1] < 0.97 * by_banks[0]  # it matters
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
 
-    def searched(some: DesignSpace | ProductSpace) -> SearchOutcome:
-        search = Search(some, variants, setting, Objective.single(BATCH), TOLERANCE)
+    def searched(candidates: DesignSpace | ProductSpace) -> SearchOutcome:
+        search = Search(candidates, variants, setting, Objective.single(BATCH), TOLERANCE)
         return exact_search(search)
 
     # Schedules of the oracle are quick ones, of a search those that a proof needs.
     alone = max(searched(space.subset([chip])).score for chip in range(len(space)))
     assert alone >= BATCH / truth_s * (1 - TOLERANCE)
-    for some in (space, whole):
-        found = searched(some)
+    for candidates in (space, whole):
+        found = searched(candidates)
         assert found.best is not None
         assert found.score == pytest.approx(alone, rel=TOLERANCE)
         assert alone * (1 - 1e-9) <= found.bound <= found.score * (1 + TOLERANCE)

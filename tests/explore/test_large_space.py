@@ -99,7 +99,8 @@ def test_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
     parts = [run_search(job, out=tmp_path / "run", stop=After(n)) for n in (300, 400)]
     for part in parts:
         bound = part.score / (1.0 - part.certificate.gap)
-        assert part.score <= whole.score <= bound * (1 + 1e-12)
+        # A proven answer is the smallest chip within the tolerance; without a proof, the fastest.
+        assert part.score / (1 + job.tolerance) <= whole.score <= bound * (1 + 1e-12)
     assert parts[0].certificate.gap >= parts[1].certificate.gap
     assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
 

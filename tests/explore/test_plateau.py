@@ -112,8 +112,8 @@ def test_the_answer_says_what_else_comes_close(capsys: pytest.CaptureFixture[str
     result = undisturbed(some_job(tolerance=1e-3))
     shown = json.loads(json.dumps(result.to_dict(), allow_nan=False))["plateau"]
     assert [row["share"] for row in shown] == list(SHARES)
-    print_result(result)
-    assert re.search(r"Plateau +(no other|\d+ others?) within 0.5%, ", capsys.readouterr().out)
+    print_result(result, explain=True)
+    assert re.search(r"Near +(no other|\d+ others?) within 0.5%, ", capsys.readouterr().out)
     scores = [row["bert-large: samples_per_s"] for row in result.designs]
     near = [score for score in scores if score >= result.score / 1.01]
     assert shown[1]["others"] <= len(near) - 1 and shown[1]["complete"]
@@ -226,7 +226,7 @@ def test_a_baseline_over_a_limit_gets_a_remark(capsys: pytest.CaptureFixture[str
         assert "278.8 mm2: over the limit of 100 mm2" in result.baseline_remarks[name]
         assert "W at peak: over the limit of 150 W" in result.baseline_remarks[name]
     assert set(result.baseline_remarks) <= {"tpuv4-expert", "tpuv4-placed"}
-    print_result(result)
+    print_result(result, explain=True)
     shown: Any = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "over the limit of 100 mm2" in shown
 

@@ -134,7 +134,7 @@ def test_boxes_prove_the_same_and_no_pass_draws_more(
     assert whole.certificate.proven and plan.power_W <= float(limit.split()[0])
     assert whole.best.peak_power_W > plan.power_W
     assert whole.score > search(tmp_path, max_power=limit).score  # ratings are stricter
-    assert f"at most {limit} in a pass" in str(whole)
+    assert whole.scope is not None and f"at most {limit} in a pass" in whole.scope.sentence()
     monkeypatch.setattr(product_space, "RESIDENT_POINTS", 2)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
     part = search(tmp_path, **asked)
@@ -151,7 +151,7 @@ def test_no_chip_is_denser_than_it_can_be_cooled(
     assert whole.certificate.proven and whole.score < free.score
     drawn_W = whole.best.peak_power_W if power == "rated" else whole.best.plans[0].power_W
     assert drawn_W <= 0.6 * whole.best.area_mm2
-    assert "at most 0.6 W/mm2" in str(whole)
+    assert whole.scope is not None and "at most 0.6 W/mm2" in whole.scope.sentence()
     with pytest.raises(InfeasibleError, match="W/mm2"):
         search(tmp_path, cooling=0.01, power=power)
     monkeypatch.setattr(product_space, "RESIDENT_POINTS", 2)

@@ -90,10 +90,10 @@ def test_energy_of_a_step_follows_process_and_memory(tmp_path: Path) -> None:
     def parts(template: str) -> dict[str, float]:
         return dict(search(written(tmp_path, template, ("hbm4",))).best.plans[0].energy_parts_J)
 
-    among = parts("template: physical\nnode: 3")
-    assert among == pytest.approx(parts("template: physical-3nm"), rel=1e-9)
+    three_nm = parts("template: physical\nnode: 3")
+    assert three_nm == pytest.approx(parts("template: physical-3nm"), rel=1e-9)
     seven = parts("template: physical\nnode: 7")
-    assert among["multiply-add"] == pytest.approx(0.48 * seven["multiply-add"], rel=1e-6)
+    assert three_nm["multiply-add"] == pytest.approx(0.48 * seven["multiply-add"], rel=1e-6)
     space = load_space(written(tmp_path, "template: physical\nnode: [7, 3]", MEMORIES))
     chips = chips_of_space(space, DEFAULT)
     each = {energy_of_chip(chips, i).hbm_J_per_byte for i in range(len(chips))}

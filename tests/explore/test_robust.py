@@ -120,13 +120,13 @@ def test_losses_are_those_of_every_chip_tried_under_every_draw(
             slow = chip(other)
             if replace(slow, clock_Hz=own.clock_Hz, name="") != replace(own, name=""):
                 continue
-            there = replace(slow, template=redrawn(whole.template, physics))  # type: ignore[arg-type]
+            redrawn_chip = replace(slow, template=redrawn(whole.template, physics))  # type: ignore[arg-type]
             within = (
                 slow.clock_Hz <= own.clock_Hz
-                and accelerator_area_mm2(there) <= 300.0
-                and peak_power_W(there) <= 230.0
+                and accelerator_area_mm2(redrawn_chip) <= 300.0
+                and peak_power_W(redrawn_chip) <= 230.0
             )
-            best = max(best, usual[other] / price(there) if within else 0.0)
+            best = max(best, usual[other] / price(redrawn_chip) if within else 0.0)
         return best
 
     table = np.array([[score(n, physics) for n in range(len(chips))] for physics in draws.draws])

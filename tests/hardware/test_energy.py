@@ -73,6 +73,6 @@ def test_a_whole_space_is_priced_as_its_chips_are() -> None:
     space = phaze_space()
     hbm = replace(space.hbm_options[1], area_mm2=12.0)
     together = space.peak_power_with(hbm)
-    some = np.arange(0, len(space), 3001)
-    one_by_one = [peak_power_W(space.accelerator(int(index), hbm)) for index in some]
-    np.testing.assert_allclose(together[some], one_by_one, rtol=1e-12)
+    sampled = np.arange(0, len(space), 3001)
+    one_by_one = [peak_power_W(space.accelerator(int(index), hbm)) for index in sampled]
+    np.testing.assert_allclose(together[sampled], one_by_one, rtol=1e-12)

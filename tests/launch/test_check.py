@@ -53,9 +53,9 @@ def test_blocks_of_a_stage_that_are_recomputed_are_counted(script: Path) -> None
     script.write_text(
         SCRIPT.replace("uniform --recompute-num-layers 1", "block --recompute-num-layers 4")
     )
-    some = atoll.check(script, device="h100", set=["GPUS=8"])
-    assert some.estimate.layout.recompute == "full@4"
-    assert not some.launch.arguments.not_understood
+    four_blocks = atoll.check(script, device="h100", set=["GPUS=8"])
+    assert four_blocks.estimate.layout.recompute == "full@4"
+    assert not four_blocks.launch.arguments.not_understood
 
 
 def test_a_better_layout_is_proven_and_priced(script: Path) -> None:
@@ -113,8 +113,8 @@ def test_gradients_that_the_file_does_not_overlap_are_not_hidden(script: Path) -
     given = {"device": "h100", "devices": 64}
     plain = atoll.check(script, **given)  # type: ignore[arg-type]
     script.write_text(SCRIPT.replace("$MORE", "--overlap-grad-reduce"))
-    beside = atoll.check(script, **given)  # type: ignore[arg-type]
-    exposed = [c.estimate.step.breakdown()["gradient_reduction"] for c in (plain, beside)]
+    overlapping = atoll.check(script, **given)  # type: ignore[arg-type]
+    exposed = [c.estimate.step.breakdown()["gradient_reduction"] for c in (plain, overlapping)]
     assert exposed[0] > 2 * exposed[1] > 0
 
 
@@ -235,7 +235,7 @@ def test_arguments_that_are_not_priced_widen_the_interval_and_withhold_the_proof
     assert keys.index("not_priced") < keys.index("estimate")
     print_checked(unknown)
     printed = capsys.readouterr().out
-    assert printed.partition("given:")[0].count("not priced:") == 2, "before any figure"
+    assert printed.partition("Step")[0].count("not priced:") == 2, "before any figure"
     with pytest.raises(AtollError, match="not priced: new_kernel 3: unknown"):
         atoll.check(script, strict=True, set=["GPUS=8", "MORE=--new-kernel 3"], **given)  # type: ignore[arg-type]
 

@@ -18,7 +18,8 @@ from atoll.training.memory import (
     fp8_bytes,
     kept_bytes,
     logits_bytes,
-    phase_bytes,
+    loss_bytes,
+    padded_loss_bytes,
     stage_parameters,
     transient_bytes,
 )
@@ -164,8 +165,16 @@ def stage_bytes(
     layers = [pair for chunk in chunks for pair in chunk]
     shared = estimator.shared(layout, [cost for cost, _ in layers])
     trained, resident = stage_parameters(run, layers, shared)
-    _, gradients, optimizer = run.state_bytes(sum(trained), layout.divided(*trained), layout.zero)
-    weights, _, _ = run.state_bytes(sum(resident), layout.divided(*resident), layout.zero)
+    padding = run.expert_padding(layout)
+    padded = [layout.divided(dense, padding * expert) for dense, expert in (trained, resident)]
+    _, gradients, optimizer = run.state_bytes(sum(trained), padded[0], layout.zero)
+    weights, _, _ = run.state_bytes(sum(resident), padded[1], layout.zero)
+    shard_bytes = run.state_bytes(1.0, layout.divided(1.0, 0.0), layout.zero)[1]
+    early = m > 1 or (stack.buckets and layout.zero == 0 and layout.ranks > 1)
+    if m > layout.copies:
+        gradients = run.accumulated_bytes(sum(trained), gradients, layout.zero)
+    if early:
+        shard_bytes = -states.reduced if stack.delays_reduction else 0.0
     pipeline = layout.schedule, layout.pp, stage, m, layout.vpp
     kept = sum(
         weight * n * kept_bytes(run, cost, policy)
@@ -174,9 +183,13 @@ def stage_bytes(
     )
     waiting = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
     activations = peak_activation_bytes(*pipeline, kept_bytes=kept, waiting_bytes=waiting)
-    logits, transient = logits_bytes(run, layout, layers, m), transient_bytes(run, layers, policy)
-    at_loss, in_blocks = phase_bytes(run, layers, layout.zero)
-    logits, transient = logits + at_loss, transient + in_blocks
+    logits = logits_bytes(run, layout, layers, m) + loss_bytes(run, layers, layout.zero)
+    logits += (padding - 1) * padded_loss_bytes(run, layers, layout.zero)
+    *phases, at_end = (
+        bytes_ + parameters * shard_bytes + (padding - 1) * padded_bytes
+        for bytes_, parameters, padded_bytes in transient_bytes(run, layers, layout.zero, policy)
+    )
+    transient = max(phases)
     fixed = weights + optimizer + buffers_bytes(run, layers, layout.zero)
     if layout.zero < 3:
         fixed += sum(fp8_bytes(run, cost) * n for cost, n in layers)
@@ -185,10 +198,9 @@ def stage_bytes(
     copied = 4 * min(gradients / max(states.gradient, 1.0), stack.update_parameters)
     peak = gradients + max(activations + max(transient, logits), copied)
     if stack.late_gradients:
-        summed = max(transient, 2 * states.gradient * (0 if run.adapters else shared))
+        summed = max(at_end, 2 * states.gradient * (0 if run.adapters else shared))
         if stack.optimizer == "foreach":
             summed = max(summed, gradients)
-        early = m > 1 or (stack.buckets and layout.zero == 0 and run.devices > 1)
         at_loss = (gradients if early else 0.0) + activations + max(transient, logits)
         peak = max(at_loss, gradients + summed)
     return float((fixed + peak) * (1 + stack.fragmentation) + stack.context_bytes)

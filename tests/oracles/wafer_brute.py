@@ -109,8 +109,8 @@ def undominated_points(points: Floats) -> Floats:
     kept = []
     away, group = np.unique(points[:, 2], return_inverse=True)
     for number in range(len(away)):
-        some = points[group.reshape(-1) == number]
-        some = some[np.lexsort((some[:, 1], some[:, 0]))]
-        lowest = np.minimum.accumulate(some[:, 1])
-        kept.append(some[np.append(True, some[1:, 1] < lowest[:-1])])
+        group_points = points[group.reshape(-1) == number]
+        group_points = group_points[np.lexsort((group_points[:, 1], group_points[:, 0]))]
+        lowest = np.minimum.accumulate(group_points[:, 1])
+        kept.append(group_points[np.append(True, group_points[1:, 1] < lowest[:-1])])
     return np.concatenate(kept)

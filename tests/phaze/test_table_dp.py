@@ -197,13 +197,13 @@ def test_a_layer_that_costs_nothing_and_hangs_on_nothing_changes_nothing(
     # With several copies it could be a first stage that has no weights to synchronise.
     table = replace(table, microbatches=1)
     free = LayerNode(99, 0.0, 0.0, 0.0, 0.0, tensor_parallel=False)
-    beside = {
+    branched = {
         width: LayerGraph((*graph.nodes[:place], free, *graph.nodes[place:]), graph.edges)
         for width, graph in table.widths.items()
     }
     alone_s = solve_table(table).time_per_batch_s
-    beside_s = solve_table(replace(table, widths=beside)).time_per_batch_s
-    assert beside_s == (None if alone_s is None else pytest.approx(alone_s))
+    branched_s = solve_table(replace(table, widths=branched)).time_per_batch_s
+    assert branched_s == (None if alone_s is None else pytest.approx(alone_s))
 
 
 @settings(max_examples=60, deadline=None)

@@ -32,7 +32,7 @@ from atoll.questions import (
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
 from atoll.questions.options import _options_named, add_command
 from atoll.questions.question import about, allowed, option
-from atoll.questions.texts import option_fields, question_fields, schema
+from atoll.questions.texts import grouped, option_fields, question_fields, schema
 from atoll.step.orders import ORDERS
 from atoll.training.planner.space import Axes
 from atoll.training.request import AXES
@@ -278,6 +278,9 @@ def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
     assert "| `--mood TEXT` | How it is asked." in table(WiderQuestion)
 
 
+GEMMA_3 = [f"gemma3-{size}" for size in ("1b", "4b", "12b", "27b")]
+
+
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
@@ -288,7 +291,7 @@ def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
         ("search --model gpt2", {"gpt2-xl"}),
         ("search --wafer def", {"default"}),
         ("estimate --network dgx-", {"dgx-1v", "dgx-a100", "dgx-h100"}),
-        ("models gemma", {"gemma-7b", "gemma2-9b"}),
+        ("models gemma", {"gemma-7b", "gemma2-9b", *GEMMA_3}),
         ("hardware h100", {"h100", "h100-96", "h100-800g"}),
         ("schema pla", {"plan", "place"}),
     ],
@@ -316,23 +319,23 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     assert "..." not in re.sub(r",\.\.\.|\{[A-Z]+\}\.\.\.|_ARGS\]\.\.\.", "", out)
     assert "\u2026" not in out
     shown = " ".join(out.split())
-    for name, info in option_fields(*COMMANDS[command]).items():
-        group = "Arguments" if name in COMMANDS[command][0].arguments else about(info, "group")
+    fields = option_fields(*COMMANDS[command])
+    arguments = {name: fields[name] for name in COMMANDS[command][0].arguments}
+    for group, members in grouped({n: i for n, i in fields.items() if n not in arguments}).items():
         assert f"\n{group}:\n" in out
-        assert str(info.description).split()[0] in shown
+        assert all(str(info.description).split()[0] in shown for info in members.values())
     examples = [line for line in out.splitlines() if line.startswith(f"    atoll {command}")]
-    assert examples
+    assert examples and out.index(examples[0]) < out.index("--help")
     assert all(len(example) <= 80 for example in examples)
 
 
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("model", "required, unless --from is given"),
-        ("devices", "required, unless --from or --pods is given"),
-        ("batch", "required, unless --from is given"),
-        ("device", "required, unless --pods is given"),
-        ("pods", "default: none"),
+        ("model", "required without JOB or --from"),
+        ("devices", "required without JOB or --from or --pods"),
+        ("batch", "required without JOB or --from or --batch-tokens"),
+        ("device", "required without JOB or --pods"),
     ],
 )
 def test_help_of_a_plan_says_what_is_needed_of_devices_and_of_pods(
@@ -413,3 +416,41 @@ def test_functions_show_the_fields_as_keywords(function: Callable[..., Any]) -> 
     taken = inspect.signature(function).parameters
     assert {"batch", "sequence", "out", "trace"} <= taken.keys()
     assert "Sequences in a step." in (function.__doc__ or "")
+
+
+# --- Tokens ---------------------------------------------------------------------------------------
+
+SHARED = {"model": "llama3.1-8b", "device": "h100", "devices": 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sequence", "batch"),
+    [
+        ({"sequence": "32k", "batch": 8}, 32_768, 8),
+        ({"sequence": "32k", "batch_tokens": "4M"}, 32_768, 128),
+        ({"sequence": 4096, "batch_tokens": 8 * 4096}, 4096, 8),
+        ({"batch_tokens": "4M"}, None, 512),  # of the zoo's 8,192 tokens
+        ({"sequence": "1.5K", "batch": 1}, 1536, 1),
+    ],
+)
+def test_sequences_and_batches_take_thousands_of_tokens(
+    fields: dict[str, Any], sequence: int | None, batch: int
+) -> None:
+    question = PlanQuestion.of(**SHARED, **fields)
+    assert (question.sequence, question.batch) == (sequence, batch)
+    assert question.changed(devices=8).batch == batch
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"batch_tokens": "4M", "batch": 3}, "batch_tokens: the batch is given already"),
+        ({"batch_tokens": 4_000_000}, "4,000,000 is not a multiple of the sequence of 8,192"),
+        ({"batch_tokens": "many"}, "batch_tokens: expected a whole number, got 'many'"),
+        ({"batch": 1, "sequence": "32kk"}, "sequence: expected a whole number, got '32kk'"),
+        ({"batch_tokens": "4M", "sweep": ["sequence=4k", "8k"]}, "sweep batch instead"),
+    ],
+)
+def test_tokens_that_cannot_be_are_one_sentence(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(AtollError, match=words):
+        PlanQuestion.of(**SHARED, **fields)

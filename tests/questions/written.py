@@ -162,8 +162,9 @@ def columns_table(name: str) -> str:
     for declared, names in groups.items():
         limits = f", {declared.low:g} to {declared.high:g}" if declared.type != "text" else ""
         limits = {"flag": ", 0 or 1"}.get(declared.type, limits)
+        kind = {"whole": "integer", "decimal": "number"}.get(declared.type, declared.type)
         unit = f" {declared.unit}" if declared.unit else ""
-        rows.append(f"| {', '.join(names)} | {declared.type}{limits}{unit} | {declared.means} |")
+        rows.append(f"| {', '.join(names)} | {kind}{limits}{unit} | {declared.means} |")
     return "\n".join(rows) + "\n"
 
 

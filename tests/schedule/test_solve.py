@@ -99,9 +99,9 @@ def test_time_may_be_reversed(problem: ScheduleProblem) -> None:
         problem.duration_s[::-1], problem.demand[::-1], problem.capacity,
         tuple(tuple(sorted(a)) for a in after),
     )  # fmt: skip
-    there = solve(problem, effort="exact", tolerance=0.0)
+    forward = solve(problem, effort="exact", tolerance=0.0)
     back = solve(reverse, effort="exact", tolerance=0.0)
-    assert there.makespan_s == pytest.approx(back.makespan_s, rel=1e-9)
+    assert forward.makespan_s == pytest.approx(back.makespan_s, rel=1e-9)
 
 
 def test_a_chain_runs_every_operator_as_fast_as_it_can() -> None:

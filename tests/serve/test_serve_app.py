@@ -51,11 +51,11 @@ def test_the_runs_are_listed(app: App, tiny_run: Path, plan_run: Path) -> None:
 
 def test_filters_change_the_count_and_the_page(app: App) -> None:
     everything = ask_json(app, "/api/runs/one/summary")
-    some = ask_json(app, "/api/runs/one/summary?area_mm2=..200&width=16..64")
+    filtered = ask_json(app, "/api/runs/one/summary?area_mm2=..200&width=16..64")
     assert everything["count"] == everything["total"] == 80
-    assert 0 < some["count"] < 80
+    assert 0 < filtered["count"] < 80
     page = ask_json(app, "/api/runs/one/table?area_mm2=..200&width=16..64&sort=-area_mm2&limit=5")
-    assert page["count"] == some["count"]
+    assert page["count"] == filtered["count"]
     areas = [row["area_mm2"] for row in page["rows"]]
     assert areas == sorted(areas, reverse=True)
     assert max(areas) <= 200

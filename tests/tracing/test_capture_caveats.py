@@ -248,7 +248,7 @@ def test_every_answer_repeats_the_warnings_of_its_model(
     )  # fmt: skip
     assert said in result.to_dict()["warnings"][0] and said in str(result)
     print_result(result)
-    assert "Warning" in (out := capsys.readouterr().out) and "each token has 2 of" in out
+    assert "Note" in (out := capsys.readouterr().out) and "each token has 2 of" in out
     found = atoll.estimate(str(file), "h100", 1, batch=1)
     assert said in found.to_dict()["notes"][0]
     assert said in atoll.describe_model(str(file)).warnings[0]

@@ -58,7 +58,7 @@ def test_a_quantized_configuration_is_told_before_the_figures(tmp_path: Path) ->
     assert [*estimate.to_dict()][:2] == ["format", "notes"]
     assert str(estimate).index(words) < str(estimate).index("MFU")
     text = printed("estimate", "--model", str(model), "--device", "h100")
-    assert text.index(f"note: {words}") < text.index("given:") < text.index("step")
+    assert text.index(f"Note {words}") < text.index("Run ") < text.index("Step ")
     assert words in printed("models", str(model))
 
 
@@ -98,10 +98,11 @@ def test_pods_and_searches_tell_it_too(tmp_path: Path) -> None:
     given = ("--model", str(model), "--batch", "64")
     layout = ("--tp", "1", "--pp", "1", "--zero", "1", "--microbatch", "1")
     text = printed("plan", *given, *layout, "--pods", str(tmp_path / "pods.yaml"))
-    assert 0 < text.index("note: mine: quantized weights") < text.index("given:")
+    assert text.index("Note mine: quantized weights") < text.index("Run ")
     space = Path(atoll.__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
     found = atoll.search(model=str(model), devices=8, batch=64, space=str(space))
-    assert str(found).startswith("warning: mine: quantized weights")
+    assert found.summary()[0] == ("Note", found.warnings[0])
+    assert found.warnings[0].startswith("mine: quantized weights")
 
 
 MAMBA = {
@@ -116,8 +117,8 @@ def test_fused_kernels_of_state_spaces_are_an_assumption_that_is_told(tmp_path: 
     path.write_text(json.dumps(MAMBA))
     given = ("--model", str(path), "--batch", "2", "--microbatch", "2", "--sequence", "2048")
     text = printed("estimate", *given, "--device", "h200", "--stack", "eager")
-    assumed = "note: assumed: fused Mamba-2 kernels (mamba-ssm, causal-conv1d); without them"
-    assert 0 < text.index(assumed) < text.index("given:")
+    assumed = "Note assumed: fused Mamba-2 kernels (mamba-ssm, causal-conv1d); without them"
+    assert text.index(assumed) < text.index("Run ")
     shown = printed("plan", *given, "--device", "h200", "--devices", "1", "--json")
     (note,) = json.loads(shown)["notes"]
     assert note.startswith("assumed: fused Mamba-2 kernels")
@@ -180,7 +181,7 @@ def test_an_mfu_above_all_published_runs_of_the_device_is_not_credible(tmp_path:
     )
     assert "(MaxText-128B on 256 tpu-v5p; MaxText " in note
     text = printed("estimate", *given, *layout)
-    assert 0 < text.index("note: not credible: MFU") < text.index("given:")
+    assert text.index("Note not credible: MFU") < text.index("Run ")
 
 
 def test_an_mfu_that_was_reached_is_not_flagged() -> None:

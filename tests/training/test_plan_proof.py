@@ -198,8 +198,8 @@ def test_all_zero_stages_and_recomputation_by_operator_are_tried_by_default() ->
 def test_what_is_left_out_is_said() -> None:
     run = CASES["experts"]
     assert plan(run).left_out() == (
-        "not tried: tp above 8; cp above 8; etp other than 1 and tp; stages less even than can be, "
-        "in blocks or in work"
+        "not searched: tp above 8; cp above 8; etp other than 1 and tp; stages less even than can "
+        "be, in blocks or in work"
     )
     assert plan(replace(run, stack=STACKS["xla"])).excluded[-2:] == (
         "schedule zb-h1, zb-h2, zb-v, dualpipe",

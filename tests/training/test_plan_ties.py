@@ -18,9 +18,9 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
-from atoll.training.planner.ties import MOST_TRIED, complexity
+from atoll.training.planner.ties import MOST_TRIED, at_risk_s, complexity
 from atoll.training.run import Run
-from atoll.training.uncertainty import error_fits
+from atoll.training.uncertainty import error_fits, least_time_spread
 
 RUN = small_run(dense(6), devices=8, global_batch=16)
 AXES = Axes(
@@ -63,6 +63,23 @@ def test_the_simplest_of_all_that_take_as_long_is_named(ties: float, share: floa
     assert found.best.tight == wanted.tight
     assert complexity(found.best.layout) == complexity(wanted.layout)
     assert found.best.step.time_s == pytest.approx(wanted.step.time_s)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("risk", ["mean", "p75", "p90"])
+@pytest.mark.parametrize("share", [0.02, 0.2, 1.0])
+def test_the_least_at_risk_is_that_of_all_layouts_compared_one_by_one(
+    risk: str, share: float
+) -> None:
+    run, layouts = fitting(share)
+    best = plan(run, AXES, risk=risk).best
+    assert at_risk_s(best, risk) == pytest.approx(min(at_risk_s(e, risk) for e in layouts))
+
+
+@pytest.mark.slow
+def test_no_layout_is_less_uncertain_than_the_bound_that_rules_others_out() -> None:
+    for e in fitting(1.0)[1]:
+        assert e.time_spread.sd >= least_time_spread(e.run, e.layout).sd
 
 
 def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
@@ -120,7 +137,7 @@ def test_headroom_is_kept_free() -> None:
     assert free.best.worst.needed <= 0.7 * capacity
     assert free.best.step.time_s >= whole.fastest.step.time_s
     assert free.answer.memory_bytes.headroom == 0.3
-    assert "less 30% kept free: fits" in free.best.verdict()
+    assert "less 30% kept free: fits, " in free.best.verdict()
     assert PlanQuestion.of(
         model="gpt2-xl", device="h100", devices=8, batch=8, headroom=0.1
     ).headroom == pytest.approx(0.1)
@@ -135,9 +152,9 @@ def test_a_layout_is_tight_where_such_runs_may_need_more_than_there_is() -> None
     roomy = estimate(with_memory(RUN, most + 1), found.layout)
     tight = estimate(with_memory(RUN, most - 1), found.layout)
     over = estimate(with_memory(RUN, found.worst.needed - 1), found.layout)
-    assert (roomy.fits, roomy.tight) == (True, False) and roomy.verdict().endswith(": fits")
+    assert (roomy.fits, roomy.tight) == (True, False) and roomy.verdict().endswith("to spare")
     assert (tight.fits, tight.tight) == (True, True) and "fits, but tight" in tight.verdict()
-    assert (over.fits, over.tight) == (False, False) and over.verdict().endswith("DOES NOT FIT")
+    assert (over.fits, over.tight) == (False, False) and ": DOES NOT FIT, " in over.verdict()
     rooms = [Estimator(e.run).has_room(e.layout) for e in (roomy, tight, over)]
     assert rooms == [True, False, False]
 

@@ -89,12 +89,12 @@ def test_inputs_of_experts_are_cast_one_by_one_or_in_the_kernel_before() -> None
 def test_some_blocks_of_every_stage_run_again() -> None:
     """Four of eight blocks, two on each of two stages: half of the time, half of what is spared."""
     run = small_run(grouped(8))
-    none, some, full = (
+    none, four, full = (
         estimate(run, Layout(dp=4, pp=2, recompute=policy)) for policy in ("none", "full@2", "full")
     )
     assert none.step.recompute_s == 0
-    assert some.step.recompute_s == pytest.approx(full.step.recompute_s / 2)
-    held = [e.memory[0].activations for e in (none, some, full)]
+    assert four.step.recompute_s == pytest.approx(full.step.recompute_s / 2)
+    held = [e.memory[0].activations for e in (none, four, full)]
     assert held[1] == pytest.approx((held[0] + held[2]) / 2)
     with pytest.raises(AtollError, match="full@N or host@N for N blocks of a stage"):
         check_recompute("full@some")
@@ -104,9 +104,9 @@ def test_some_blocks_of_every_stage_run_again() -> None:
 def test_all_blocks_of_some_are_all(stack: str) -> None:
     run = small_run(grouped(8), 16, stack=STACKS[stack])
     layout = Layout(dp=4, tp=2, pp=2)
-    some, full = (estimate(run, replace(layout, recompute=policy)) for policy in ("full@4", "full"))
-    assert some.memory == full.memory
-    assert some.step == full.step
+    four, full = (estimate(run, replace(layout, recompute=policy)) for policy in ("full@4", "full"))
+    assert four.memory == full.memory
+    assert four.step == full.step
 
 
 @pytest.mark.parametrize("imbalance", [1.0, 1.5])
@@ -115,20 +115,20 @@ def test_what_some_blocks_send_again_the_others_do_not(imbalance: float) -> None
     run = small_run(mixture(8, dense_layers=()), 32, 32, imbalance=imbalance)
     run = replace(run, network=replace(run.network, levels=run.network.levels[1:]))
     layout = Layout(dp=8, tp=2, cp=2, ep=4)
-    none, some, full = (
+    none, four, full = (
         Estimator(run).estimate(replace(layout, recompute=policy))
         for policy in ("none", "full@2", "full")
     )
-    parts = [e.step.breakdown() for e in (none, some, full)]
+    parts = [e.step.breakdown() for e in (none, four, full)]
     for part in ("recompute", "tensor_parallel", "context_parallel", "expert_parallel"):
         at = [x[part] for x in parts]
         assert at[0] < at[2], part
         assert at[1] == pytest.approx(at[0] + (at[2] - at[0]) / 4), part
-    stepper, ((chunk,),) = Estimator(run).shares(some.layout)
+    stepper, ((chunk,),) = Estimator(run).shares(four.layout)
     block = next(cost for cost, _ in chunk if cost.is_block)
-    launches = [stepper.host(block, e.layout.recompute).overlapped_s for e in (none, some, full)]
+    launches = [stepper.host(block, e.layout.recompute).overlapped_s for e in (none, four, full)]
     assert launches[1] == pytest.approx(launches[0] + (launches[2] - launches[0]) / 4)
-    sent = [sum(x.bytes * x.count for x in step_messages(e)) for e in (none, some, full)]
+    sent = [sum(x.bytes * x.count for x in step_messages(e)) for e in (none, four, full)]
     assert sent[1] == pytest.approx(sent[0] + (sent[2] - sent[0]) / 4)
 
 

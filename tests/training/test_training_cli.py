@@ -54,22 +54,22 @@ def test_estimate_prints_the_promised_keys(atoll: Run) -> None:
 
 
 def test_estimate_for_people_shows_time_and_memory(atoll: Run) -> None:
-    code, out, _ = atoll(*ESTIMATE, "--batch", "64", "--recompute", "optimal")
+    code, short, _ = atoll(*ESTIMATE, "--batch", "64", "--recompute", "optimal")
     assert code == 0
-    for words in (
-        "tokens/s per device",
-        "MFU",
-        "optimizer",
-        "needed of 79.65 GiB: fits",
-        "recomputed",
-    ):
+    labels = [line.split()[0] for line in short.splitlines() if not line.startswith(" ")]
+    assert labels == ["Note", "Run", "Step", "Memory", "Confidence", "Next"]
+    for words in ("tokens/s (", "MFU", "90% interval", "needed of 79.65 GiB: fits, "):
+        assert words in short
+    code, out, _ = atoll(*ESTIMATE, "--batch", "64", "--recompute", "optimal", "--explain")
+    assert out.startswith(short.partition("Next")[0])
+    for words in ("Time of a step:", "  optimizer", "recomputed"):
         assert words in out
 
 
 def test_estimate_says_when_a_layout_does_not_fit(atoll: Run) -> None:
     code, out, _ = atoll(*ESTIMATE, "--batch", "64", "--microbatch", "4", "--zero", "0")
     assert code == 0
-    assert "DOES NOT FIT" in out
+    assert "DOES NOT FIT" in out and "atoll plan finds a layout that fits" in out
 
 
 def test_plan_prints_proof_runners_up_reasons_and_replay(atoll: Run) -> None:
@@ -84,9 +84,17 @@ def test_plan_prints_proof_runners_up_reasons_and_replay(atoll: Run) -> None:
     assert shown["fastest"]["step_time_s"] <= shown["best"]["step_time_s"]
     assert {reason["axis"] for reason in shown["reasons"]} >= {"tp", "microbatch", "zero"}
     assert abs(shown["replay"]["difference"]) < 0.05
-    code, out, _ = atoll(*PLAN, "--batch", "32", *QUICK)
+
+
+def test_a_plan_is_eight_lines_and_has_its_details_behind_explain(atoll: Run) -> None:
+    code, short, _ = atoll(*PLAN, "--batch", "32", *QUICK)
     assert code == 0
-    for words in ("proven optimal over", "runners-up:", "why:"):
+    assert 5 <= len(short.splitlines()) <= 8
+    assert "proven fastest of" in short and "--launch-file . writes" in short
+    code, out, _ = atoll(*PLAN, "--batch", "32", *QUICK, "--explain")
+    assert code == 0
+    assert out.startswith(short.partition("Next")[0])
+    for words in ("proven optimal over", "Other layouts", "Why:", "Time of a step:"):
         assert words in out
 
 
@@ -105,8 +113,8 @@ def test_an_answer_says_what_it_holds_for(atoll: Run) -> None:
         "megatron",
     ):
         assert words in given
-    code, out, _ = atoll(*ESTIMATE, "--batch", "64")
-    assert "given: " in out
+    code, out, _ = atoll(*ESTIMATE, "--batch", "64", "--explain")
+    assert "Given  " in out
 
 
 @pytest.mark.parametrize(
@@ -175,7 +183,7 @@ def test_an_estimate_is_printed_before_an_export_fails(atoll: Run) -> None:
     asked = "--batch", "32", "--zero", "1", "--export", "torchtitan"
     code, printed, err = atoll(*ESTIMATE, *asked)
     assert code == 2
-    assert "step " in printed
+    assert "Step " in printed
     assert err.startswith("atoll: export to torchtitan: ")
 
 
@@ -228,7 +236,7 @@ def test_a_run_of_tokens_has_days_hours_dollars_and_energy(atoll: Run) -> None:
     assert whole["dollars"] == pytest.approx(2.5 * whole["device_hours"])
     assert whole["days_low"] < whole["days"] < whole["days_high"]
     code, out, _ = atoll(*asked)
-    assert "10 B tokens take" in out and "dollars" in out and "checkpoint" in out
+    assert "for 10 B tokens, " in out and "dollars" in out
     _, out, _ = atoll(*asked[:-4], "--json")
     assert json.loads(out)["whole_run"] is None
     code, out, err = atoll(*asked, "--mtbf", "1 s")

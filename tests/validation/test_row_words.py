@@ -175,8 +175,8 @@ def test_what_is_not_said_is_typical_of_the_device_and_its_time() -> None:
 
 
 def test_windows_of_attention() -> None:
-    some = run_from_row(row(window="128", full_attention_every="2"))[0].model
-    assert some.windows[:4] == (128, 0, 128, 0)
+    windowed = run_from_row(row(window="128", full_attention_every="2"))[0].model
+    assert windowed.windows[:4] == (128, 0, 128, 0)
     whole, half, every = (
         found(seq="16384", **told).step.compute_s
         for told in ({}, {"window": "128", "full_attention_every": "2"}, {"window": "128"})

@@ -249,15 +249,15 @@ def every_pipeline(dies, layers, sizes, most, first, fill, late):
         for k, n in enumerate(sizes):
             if used + n > dies:
                 continue
-            for some in range(1, layers - done + 1):
-                closes = done + some == layers
-                if some > (first if closes else most)[min(stage, len(most) - 1)][k]:
+            for stage_layers in range(1, layers - done + 1):
+                closes = done + stage_layers == layers
+                if stage_layers > (first if closes else most)[min(stage, len(most) - 1)][k]:
                     continue
-                more = [*costs, (k, some)]
+                more = [*costs, (k, stage_layers)]
                 if closes:
                     best = min(best, *(fills(more, slowest) for slowest in range(len(more))))
                 else:
-                    go(used + n, done + some, more)
+                    go(used + n, done + stage_layers, more)
 
     go(0, 0, [])
     return best

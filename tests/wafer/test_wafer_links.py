@@ -52,8 +52,8 @@ def test_time_never_rises_with_link_bandwidth(faster, shape, data):
 @given(gather=st.floats(0, 4), compute=st.floats(0.01, 4), scatter=st.floats(0, 4))
 def test_streaming_hides_no_more_than_the_fast_model_says_for_one_side(gather, compute, scatter):
     """The fast model's exposed time is never below what pieces on one link and one core need."""
-    links, beside = np.array([gather, scatter]), np.array([compute, compute])
-    fast = compute + float(exposed(links, beside, np.array([True, True])).sum())
+    links, overlapped = np.array([gather, scatter]), np.array([compute, compute])
+    fast = compute + float(exposed(links, overlapped, np.array([True, True])).sum())
     assert streamed_s(gather, compute, scatter, 4) <= fast + 1e-9
 
 

@@ -195,8 +195,8 @@ def test_unequal_stages_are_tried_with_every_microbatch_that_may_win():
     """The bound over all microbatches is attained by one group of dies with 16 samples."""
     wafer = replace(load_wafer("default"), rows=1, columns=4, stated_link_Bps=102e9)
     whole, part = (
-        WaferSearch(wafer, "llama2-7b", 16, 4096, microbatches=some).run()
-        for some in ((1, 2, 16), (1,))
+        WaferSearch(wafer, "llama2-7b", 16, 4096, microbatches=sizes).run()
+        for sizes in ((1, 2, 16), (1,))
     )
     assert [stage.rectangle.size for stage in part.best.mapping.stages] == [2, 1, 1]
     assert whole.best.step_s <= part.best.step_s * 1.001

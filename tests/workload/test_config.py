@@ -29,7 +29,7 @@ def sentence(given: dict[str, object]) -> str:
 
 
 def test_every_zoo_name_loads_under_its_own_name() -> None:
-    assert len(zoo_names()) == 49
+    assert len(zoo_names()) == 82
     for name in zoo_names():
         assert load_config(name).name == name
 

@@ -70,9 +70,14 @@ def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_not_cached_is_one_sentence(hub: Path) -> None:
-    message = "org/absent: no such file or folder, nor is it in the local Hugging Face cache"
+    message = (
+        "org/absent: no such file or folder, nor is it in the local Hugging Face cache; nothing is "
+        "downloaded here: run `hf download org/absent config.json` first"
+    )
     with pytest.raises(AtollError, match=f"^{message}$"):
         load_config("org/absent")
+    with pytest.raises(AtollError, match=r"; or did you mean llama3\.1-8b or llama3-8b$"):
+        load_config("meta-llama/Llama-3.1-8B-Instruct")
     keep(hub, "org/broken", "abc", "gpt2").write_text("{")
     with pytest.raises(AtollError, match=r"^org/broken: not valid JSON at line 1"):
         load_config("org/broken")

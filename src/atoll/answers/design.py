@@ -11,7 +11,7 @@ from pydantic import Field
 from atoll.answers.answer import Amount, Answer, Count, Number, Positive, derived_key
 from atoll.answers.certificate import Proof
 from atoll.answers.layout import PlannedLayout
-from atoll.base.units import counted, format_mfu, format_seconds
+from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.silicon.systolic import TEMPLATES
 
@@ -199,6 +199,38 @@ class PlacementAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MappedProduct:
+    """How matrix products of m x k by k x n run on tensor cores (`cost.gemm_kernels`)."""
+
+    batch: Degree
+    m: Degree
+    n: Degree
+    k: Degree
+    streamed: Literal["m", "n"]
+    """The dimension that streams past resident tiles, "rows" below; the other has the "columns"."""
+    cores_batch: Degree
+    cores_rows: Degree
+    cores_columns: Degree
+    """Tensor cores that share the batch, the rows and the columns."""
+    chunk_rows: Degree
+    """Rows that a core streams past one resident tile."""
+    k_parts: Count
+    tiles_rows: Count
+    tiles_columns: Count
+    """Tiles in the shared buffer; 0 where operands stay on the chip."""
+    resident: Literal["streamed panel", "resting panel", "output tile"]
+    """What stays in the shared buffer while the rest passes through."""
+    buffer_bytes: Amount
+    """Bytes of the shared buffer that the product may use."""
+    cycles: Amount
+    """Clock cycles of the arrays, before any stall."""
+    hbm_bytes: Amount
+    glb_bytes: Amount
+    utilisation: Amount
+    """Multiply-adds over those that the cores in use could do in these cycles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledOperator:
     name: str
     core: str
@@ -211,6 +243,8 @@ class ScheduledOperator:
     flops: Amount = 0
     moved_bytes: Amount = 0
     """HBM bytes, each tensor once; link bytes if `core` is `link`."""
+    products: tuple[MappedProduct, ...] = ()
+    """Mappings of its matrix products; empty under a cost model that names none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,13 +291,30 @@ class SearchedModel(PlacedModel):
         compute_s = sum(stage.compute_s for stage in self.placement.stages)
         return max(0.0, 1.0 - busy_s / compute_s) if self.layers and compute_s else 0.0
 
-    def words(self) -> str:
+    def summary(self, capacity_bytes: float) -> list[tuple[str, str]]:
+        """Return what to run, step time and memory, as lines of (label, text)."""
         where = self.placement
-        return (
-            f"{self.samples_per_s:,.1f} samples/s on {counted(where.devices, 'device')}, step "
-            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; "
-            f"{where.layout}, microbatch {where.microbatch}, recompute {where.recompute}"
-        )
+        most_bytes = max(stage.total_memory_bytes for stage in where.stages)
+        margin = capacity_bytes - most_bytes
+        rate = self.tokens_per_s_per_device
+        return [
+            (
+                "Run",
+                f"{self.model} on {counted(where.devices, 'chip')}: {where.layout}, microbatch "
+                f"{where.microbatch}, ZeRO {where.zero}, recompute {where.recompute}",
+            ),
+            (
+                "Step",
+                f"{format_seconds(where.step_time_s)}, {self.samples_per_s:,.1f} samples/s, "
+                f"{rate * where.devices:,.0f} tokens/s ({rate:,.0f} per chip), "
+                f"MFU {format_mfu(self.mfu)}",
+            ),
+            (
+                "Memory",
+                f"{format_bytes(most_bytes)} needed of {format_bytes(capacity_bytes)}: fits, "
+                f"{format_bytes(margin)} ({margin / capacity_bytes:.0%}) to spare",
+            ),
+        ]
 
 
 @dataclass(frozen=True, slots=True)

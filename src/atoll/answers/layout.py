@@ -44,7 +44,7 @@ class ExpectedError:
     """Whether the device was never timed, or the layout is outside the measured ones."""
 
     def sentence(self) -> str:
-        return f"{self.of}: {self.runs:,} runs, {self.mean:.0%} off on average"
+        return f"{self.mean:.0%} mean error in {self.runs:,} runs ({self.of})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Interval:
         low, high = (
             format_seconds(value, digits) for value in (self.step_time_s.low, self.step_time_s.high)
         )
-        return f"{self.share:.0%} of runs of this kind lie between {low} and {high}"
+        return f"{self.share:.0%} interval {low} to {high}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,8 +256,7 @@ class LayoutCandidate:
 def candidates_words(candidates: Sequence[LayoutCandidate], between: float) -> str:
     """Return which layouts to benchmark and why; empty if none is near."""
     words = "; ".join(f"{candidate.layout} ({candidate.slower:+.1%})" for candidate in candidates)
-    why = f"half of all pairs of layouts of one run are predicted {between:.0%} or more off"
-    return f"to be tried beside it: {words} ({why})" if words else ""
+    return f"{words}; within the model error of {between:.0%}, so benchmark too" if words else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

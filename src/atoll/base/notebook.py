@@ -5,7 +5,7 @@ Takes plain values only; the HTML loads nothing and has no scripts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
 
 from atoll.base.units import format_seconds
@@ -18,28 +18,19 @@ LEAST_SHARE = 0.0005
 """Share of the total below which a part is left out."""
 
 
-def answer_html(
-    title: str,
-    facts: Iterable[tuple[str, str]],
-    parts_s: Mapping[str, float],
-    footer: str = "",
-    others: Sequence[tuple[str, str]] = (),
-) -> str:
-    """Return an answer as HTML: facts, parts of its time, comparisons and proof."""
-    rows = "".join(_row(name, value) for name, value in facts)
-    comparison = "".join(_row(name, value) for name, value in others)
-    if comparison:
-        comparison = (
-            '<table style="margin:4px 0"><tr><th style="text-align:left" colspan="2">beside</th>'
-            f"</tr>{comparison}</table>"
-        )
-    return (
-        f'<div class="atoll"><strong>{escape(title)}</strong>'
-        f'<table style="margin:4px 0">{rows}</table>{_bar(parts_s)}{comparison}'
-        f'<div style="opacity:.75">{escape(footer)}</div></div>'
-    )
+def answer_html(summary: Iterable[tuple[str, str]], parts_s: Mapping[str, float]) -> str:
+    """Return an answer as HTML: its summary, and the parts of its time."""
+    rows = "".join(_row(name, value) for name, value in summary)
+    return f'<div class="atoll"><table style="margin:4px 0">{rows}</table>{_bar(parts_s)}</div>'
 
 
+def summary_lines(summary: Iterable[tuple[str, str]]) -> list[str]:
+    """Return (label, text) as lines with labels in a column."""
+    return [f"{label:<{LABEL}}{text}" for label, text in summary]
+
+
+LABEL = 12
+"""Width of the column of labels."""
 SHADES = "█▓▒░"
 
 

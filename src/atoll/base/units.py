@@ -233,6 +233,23 @@ def _digits(number: float, digits: int) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+_TOKENS = re.compile(r"([0-9.]+)\s*([kKmM])")
+
+
+def parse_tokens(value: object) -> object:
+    """Read "32k" as 32,768 and "4M" as 4,194,304, as sequences and batches are counted; return
+    what is no such text as it is.
+    """
+    match = _TOKENS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    try:
+        tokens = float(match[1]) * 1024 ** (1 + (match[2] in "mM"))
+    except ValueError:
+        return value
+    return int(tokens) if tokens.is_integer() else value
+
+
 def format_bytes(value: float) -> str:
     return format_quantity(value, BYTES)
 
@@ -242,6 +259,9 @@ def format_bandwidth(value_Bps: float) -> str:
 
 
 def format_seconds(value_s: float, digits: int = 4) -> str:
+    """Write minutes only from ten on, so that a step and its interval share a unit."""
+    if 60.0 <= float(f"{value_s:.{digits - 1}e}") < 600.0:
+        return f"{_digits(value_s, digits)} s"
     return format_quantity(value_s, TIME, digits)
 
 
@@ -260,9 +280,9 @@ NOT_COUNTED = "masked attention and recomputation not counted"
 
 
 def format_mfu(mfu: float, decimals: int = 1) -> str:
-    """Format a model FLOPs utilisation with its convention (`workload/flops.py`)."""
-    peak = "of the 16-bit peak; " if mfu > 1 else ""  # narrow products go beyond it
-    return f"{mfu:.{decimals}%} ({peak}{NOT_COUNTED})"
+    """Format a model FLOPs utilisation (`workload/flops.py`, `NOT_COUNTED`)."""
+    peak = " of the 16-bit peak" if mfu > 1 else ""  # narrow products go beyond it
+    return f"{mfu:.{decimals}%}{peak}"
 
 
 def format_slower(slower_by: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from atoll import api, several
@@ -12,7 +13,7 @@ from atoll.commands.common import answer, print_json
 from atoll.commands.environment import environment
 from atoll.printing import search, tables, training
 from atoll.questions import Question
-from atoll.questions.verbs import ExplainQuestion, ModelsQuestion, SchemaQuestion
+from atoll.questions.verbs import CheckQuestion, ExplainQuestion, ModelsQuestion, SchemaQuestion
 
 if TYPE_CHECKING:
     from atoll.answers.validation import OperatorsValidation
@@ -36,6 +37,13 @@ def _explained(question: ExplainQuestion) -> Explanation:
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
+    if question.zigzag is not None:
+        from atoll.answers.search import SearchAnswer
+        from atoll.export.zigzag import write_zigzag
+
+        if not isinstance(answer, SearchAnswer):
+            raise AtollError(f"{question.folder}: zigzag is for searches of chips, and holds none.")
+        write_zigzag(answer, question.zigzag)
     if not question.ablate:
         return answer.explain()
     if isinstance(answer, WaferAnswer):
@@ -90,7 +98,6 @@ def _by_kind(answer: Any) -> None:
 _PRINTED: dict[str, Callable[[Any], None]] = {
     "bench": tables.print_bench,
     "calibrate": _by_kind,
-    "check": training.print_checked,
     "env": tables.print_fields,
     "explain": Explanation.show,
     "hardware": tables.print_hardware,
@@ -115,5 +122,9 @@ def _schema(question: SchemaQuestion) -> None:
     print_json(question_schema(question.command) | {"answer": answer_schema(question.command)})
 
 
+def _check(question: CheckQuestion, as_json: bool, explain: bool) -> None:
+    answer(ANSWERED["check"](question), as_json, partial(training.print_checked, explain=explain))
+
+
 PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in _PRINTED}
-PLAIN["schema"] = _schema
+PLAIN |= {"check": _check, "schema": _schema}

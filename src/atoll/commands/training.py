@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from atoll import questions
@@ -18,7 +19,7 @@ _LATER: dict[str, Any] = {"launch_file": None}
 """The launch file is written after the answer is printed: its target may refuse the layout."""
 
 
-def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
+def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool, explain: bool) -> None:
     from atoll.api import estimate as run
     from atoll.training.estimate import Estimate
 
@@ -33,14 +34,14 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
     if not isinstance(result, Estimate):
         from atoll.printing.wafer import print_wafer_estimate
 
-        answer(result, as_json, print_wafer_estimate)
+        answer(result, as_json, partial(print_wafer_estimate, explain=explain))
         return
-    answer(result, as_json, printing_training.print_estimate)
+    answer(result, as_json, partial(printing_training.print_estimate, explain=explain))
     if isinstance(question, questions.EstimateQuestion):
         _write_launch_file(question, result)
 
 
-def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
+def plan(question: PlanQuestion, as_json: bool, explain: bool, began: float) -> None:
     from atoll.api import plan as run
     from atoll.training.planner.plan import Plan
 
@@ -58,7 +59,8 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
                 lambda again: run(job=again, stop=stop, progress=show),
                 None if as_json else shown.print_measured,
             )
-    answer(result, as_json, shown.print_plan if isinstance(result, Plan) else shown.print_mixed)
+    printed = shown.print_plan if isinstance(result, Plan) else shown.print_mixed
+    answer(result, as_json, partial(printed, explain=explain))
     leave_if_interrupted(stop, question.out)
     _write_launch_file(question, result)
 

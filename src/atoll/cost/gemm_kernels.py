@@ -90,14 +90,22 @@ def _panel_rounds(kept, rounds, granule, cross_granule, k_part, depth, followed,
     """Return the rounds of the kept operand that fit as one panel (0 if none fits).
 
     Elements have 2 bytes, and space for the next panel is reserved if one follows; `followed` means
-    that one follows even if a panel holds the whole operand. The other operand streams through a
-    double buffer of one array depth; outputs leave through a staging buffer of one round.
+    that one follows even if a panel holds the whole operand. A round of the other operand is used
+    by every round of the panel and stays for so long, double buffered; past a panel of one round it
+    streams, one array depth at a time. Outputs leave through a staging buffer of one round.
     """
-    free_bytes = budget - 4.0 * depth * cross_granule - 2.0 * granule * cross_granule
+    free_bytes = budget - 2.0 * granule * cross_granule
+    several_bytes = free_bytes - 4.0 * k_part * cross_granule
+    single_bytes = free_bytes - 4.0 * min(depth, k_part) * cross_granule
     panel_bytes = 2.0 * kept * k_part
-    if (2.0 * panel_bytes if followed else panel_bytes) <= free_bytes:
+    if (2.0 * panel_bytes if followed else panel_bytes) <= (
+        single_bytes if rounds == 1 else several_bytes
+    ):
         return rounds
-    return max(0, int(free_bytes / (4.0 * granule * k_part)))
+    round_bytes = 4.0 * granule * k_part
+    if 2.0 * round_bytes <= several_bytes:
+        return int(several_bytes / round_bytes)
+    return 1 if round_bytes <= single_bytes else 0
 
 
 @kernel
@@ -429,10 +437,11 @@ def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
 
 
 @entry
-def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hbm, glb):
+def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hbm, glb, records):
     """Map pairs start..stop-1 of the (shape, configuration) grid with `map_product`.
 
-    Fill seconds, HBM bytes and GLB bytes, each of shape (shapes, configurations).
+    Fill seconds, HBM bytes and GLB bytes, each of shape (shapes, configurations), and the mapping
+    records of shape (pairs, RECORD) unless they are empty.
     """
     out = np.zeros(RECORD)
     for pair in range(start, stop):
@@ -440,3 +449,5 @@ def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hb
         time[s, c] = map_product(product, cores, out)
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]
+        if len(records):
+            records[pair] = out

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.base.arrays import Floats
 from atoll.base.registry import Registry
 from atoll.cost import gemm_kernels
 from atoll.executors.threads import over_ranges
@@ -17,16 +18,29 @@ _FEW = 64  # number of products below which mapping is faster than starting thre
 
 def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
     """Return the costs by Atoll's mapper (`cost.gemm_kernels`), computed on all CPU cores."""
-    arguments = _arguments(shapes, configs)
+    return _mapped(shapes, configs, np.zeros((0, gemm_kernels.RECORD)))
+
+
+def mapping_records(
+    shapes: Sequence[ProductShape], configs: TensorConfigs
+) -> tuple[ProductCosts, Floats]:
+    """Return the costs by Atoll's mapper and the mapping records, shape (shapes, configurations,
+    record), with the columns of `cost.gemm_kernels`.
+    """
+    records = np.zeros((len(shapes) * len(configs), gemm_kernels.RECORD))
+    costs = _mapped(shapes, configs, records)
+    return costs, records.reshape(len(shapes), len(configs), -1)
+
+
+def _mapped(
+    shapes: Sequence[ProductShape], configs: TensorConfigs, records: Floats
+) -> ProductCosts:
     time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
-    count = len(shapes) * len(configs)
-    if count <= _FEW:
-        gemm_kernels.map_range(0, count, *arguments, time_s, hbm, glb)
+    outputs = *_arguments(shapes, configs), time_s, hbm, glb, records
+    if time_s.size <= _FEW:
+        gemm_kernels.map_range(0, time_s.size, *outputs)
     else:
-        over_ranges(
-            lambda start, stop: gemm_kernels.map_range(start, stop, *arguments, time_s, hbm, glb),
-            count,
-        )
+        over_ranges(lambda start, stop: gemm_kernels.map_range(start, stop, *outputs), time_s.size)
     return ProductCosts(time_s, hbm, glb)
 
 

@@ -220,21 +220,8 @@ def _tensor_costs(
     shapes: dict[ProductShape, int] = {}
     uses: list[list[int]] = []
     for key in keys:
-        rows = []
-        extra = _epilogue_bytes(key)
-        for product in key.operator.matmuls:
-            shape = ProductShape(
-                product.batch,
-                product.m,
-                product.n,
-                product.k,
-                masked_fraction(key.operator, product, chips.stalls),
-                extra,
-                key.operator.on_chip,
-            )
-            rows.append(shapes.setdefault(shape, len(shapes)))
-            extra = 0.0  # counted only once
-        uses.append(rows)
+        of_operator = product_shapes(key, chips.stalls)
+        uses.append([shapes.setdefault(shape, len(shapes)) for shape in of_operator])
     size = (len(keys), len(configs))
     time_s, hbm, glb = np.zeros(size), np.zeros(size), np.zeros(size)
     further = np.zeros((*size, configs.levels))
@@ -263,6 +250,22 @@ def _tensor_costs(
             time_s[index] = np.maximum(core_s, hbm_s)
             time_s[index] += chips.stalls.exposed * np.minimum(core_s, hbm_s)
     return time_s, hbm, glb, further
+
+
+def product_shapes(key: OperatorKey, stalls: Stalls) -> list[ProductShape]:
+    """Return the matrix products of an operator; the first carries the bytes of its epilogue."""
+    return [
+        ProductShape(
+            product.batch,
+            product.m,
+            product.n,
+            product.k,
+            masked_fraction(key.operator, product, stalls),
+            0.0 if number else _epilogue_bytes(key),
+            key.operator.on_chip,
+        )
+        for number, product in enumerate(key.operator.matmuls)
+    ]
 
 
 def masked_fraction(operator: Operator, product: Matmul, stalls: Stalls) -> float:

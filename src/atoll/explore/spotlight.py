@@ -9,10 +9,10 @@ parameters, expected improvement over all designs of the space, a fixed seed.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import erfc
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from atoll.base.arrays import Floats
 from atoll.base.stopping import StopCheck, check_stop, never
@@ -125,4 +125,5 @@ class GaussianProcess:
         better = (values.min() - mean) / scale - whitened @ self._rows[:count]
         z = better / deviation
         density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
-        return np.asarray(better * ndtr(z) + deviation * density)
+        probability = 0.5 * np.array([erfc(x) for x in (-z / np.sqrt(2)).tolist()])
+        return np.asarray(better * probability + deviation * density)

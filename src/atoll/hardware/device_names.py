@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _SILENT = (
     "nvidia", "tesla", "hgx", "dgx", "gpu", "amd", "instinct", "oam", "intel", "habana", "google",
-    "cloud", "aws", "amazon", "chip", "blackwell", "server", "edition",
+    "cloud", "aws", "amazon", "chip", "blackwell", "server", "edition", "geforce", "generation",
 )  # fmt: skip
 _MOUNTED = re.compile(r"sxm\d?|nvl\d+|hbm\d?e?")
 _MEMORY = re.compile(r"(\d{1,6})(?:gb|gib|g)|(\d{2,3})")
@@ -26,6 +26,8 @@ _ALIASES = {
     "trn2ultra": "trainium2",
     "l40spcie": "l40s",
     "rtx6000pro": "rtxpro6000",
+    "a6000": "rtxa6000",
+    "6000ada": "rtx6000ada",
     "tpu5lite": "tpu5e",
     "tpu5litepod": "tpu5e",
     "tpu6": "tpu6e",

@@ -12,6 +12,7 @@ from atoll.answers.answer import AnsweredResult, build_from
 from atoll.answers.validation import BetterLayout, CheckAnswer, CheckedArguments, MeasuredRun
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.stopping import Stop, StoppedError
+from atoll.base.units import format_seconds
 from atoll.export import refusals
 from atoll.launch.ask import check_replicas, launched, question_fields
 from atoll.launch.measured import measured_columns, measured_run
@@ -71,6 +72,35 @@ class Checked(AnsweredResult[CheckAnswer]):
         )
         return (note,)
 
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the verdict in short: what the file costs, and a better layout.
+
+        Returns:
+            Lines as (label, text), in the order in which every answer has them.
+
+        Examples:
+            >>> import atoll
+            >>> [label for label, _ in atoll.check("pretrain.sh", device="h100").summary()]
+            ['File', 'Run', 'Step', 'Memory', 'Confidence', 'Better']
+        """
+        launch, arguments, measured = self.launch, self.launch.arguments, self.measured
+        *lines, confidence = self.estimate.summary()
+        notes = [line for line in lines if line[0] == "Note"]
+        notes += [("Note", note) for note in (*launch.notes, *self._device_note)]
+        words = f"{launch.file}: {launch.software}, {sum(map(len, arguments.parts))} arguments"
+        unused = f"{len(arguments.without_effect)} without effect on time or memory"
+        file = ("File", f"{words}, {len(arguments.used)} used, {unused}")
+        lines = [*notes, file, *(line for line in lines if line[0] != "Note"), confidence]
+        if measured is not None:
+            range_words = f"{format_seconds(measured.low_s)} to {format_seconds(measured.high_s)}"
+            words = f"{format_seconds(measured.step_time_s)} ({range_words} over {measured.steps}"
+            lines.append(("Measured", f"{words} steps); predicted {measured.error:+.1%}"))
+        none_better = self.why_not.partition(";")[0].partition(": proven")[0]
+        lines.append(("Better", none_better if self.better is None else _saving(self.better)))
+        if (freed := self.with_other_flags) is not None:
+            lines.append(("Better", f"with other flags ({freed.flags}): {_saving(freed)}"))
+        return lines
+
     @cached_property
     def answer(self) -> CheckAnswer:
         launch = self.launch
@@ -86,6 +116,19 @@ class Checked(AnsweredResult[CheckAnswer]):
             measured=self.measured,
             with_other_flags=self.with_other_flags,
         )
+
+
+def _saving(better: BetterLayout) -> str:
+    """Return a better layout with what it saves."""
+    words = f"{better.layout}, step {format_seconds(better.step_time_s)}"
+    if better.saved_percent is None:
+        return f"{words}, fits"
+    saved = [f"{better.saved_percent:.1f}% of a step"]
+    if better.saved_hours is not None:
+        saved.append(f"{better.saved_hours:,.0f} device-hours")
+    if better.saved_usd is not None:
+        saved.append(f"{better.saved_usd:,.0f} dollars")
+    return f"{words}, saves {', '.join(saved)}"
 
 
 def check(question: CheckQuestion) -> Checked:

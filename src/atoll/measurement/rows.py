@@ -107,7 +107,7 @@ def _mode(job: RankJob) -> str:
 
 def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dict[str, Any]:
     """Return the milliseconds of kernels by class; all kernels of clipping and of the update count
-    as the optimizer's.
+    as the optimizer's, and no others.
     """
     if not phases:
         return {}
@@ -119,7 +119,11 @@ def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dic
                 times_ms["stand_in"] += ms
                 copies += count
                 continue
-            kind = "optimizer" if phase in ("clip", "optimizer") else kernel_class(name)
+            kind = kernel_class(name)
+            if phase in ("clip", "optimizer"):
+                kind = "optimizer"
+            elif kind == "optimizer":  # foreach copies of FSDP
+                kind = "streaming"
             times_ms[kind] += ms
             launches += count
     total_ms = sum(times_ms.values()) - times_ms["stand_in"]

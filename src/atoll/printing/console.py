@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from atoll.base.notebook import LABEL
 from atoll.base.units import format_seconds
 from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
@@ -31,6 +33,12 @@ _WIDTH = 110
 """Line width when the output is not a terminal."""
 
 
+class ShortAnswer(Protocol):
+    """An answer with a summary."""
+
+    def summary(self) -> list[tuple[str, str]]: ...
+
+
 class Output:
     """Standard output: text wrapped to the terminal's width, and tables."""
 
@@ -45,19 +53,49 @@ class Output:
             Console(width=self.width, highlight=False, markup=False).print(what)
             return
         for line in what.split("\n"):
+            indent = len(line) - len(line.lstrip())
             lines = textwrap.wrap(
-                line, self.width, break_on_hyphens=False, replace_whitespace=False
+                line,
+                self.width,
+                break_on_hyphens=False,
+                replace_whitespace=False,
+                subsequent_indent=" " * (indent + 2) if indent else "",
             )
             print(*(lines or [""]), sep="\n")
 
 
+def print_answer(result: ShortAnswer, following: str, details: Callable[[], None] | None) -> None:
+    """Print an answer in short, and what to do next; or with all its details."""
+    lines = result.summary()
+    if details is None:
+        lines.append(("Next", f"{following}; --explain shows all details"))
+    print_lines(lines)
+    if details is not None:
+        details()
+
+
+def print_lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Print lines of (label, text), wrapped right of their labels; in colour on terminals."""
+    width, coloured = Output().width, sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for label, text in lines:
+        shown = textwrap.fill(
+            text,
+            width,
+            break_on_hyphens=False,
+            initial_indent=f"{label:<{LABEL}}",
+            subsequent_indent=" " * LABEL,
+        )
+        style = "31" if "DOES NOT FIT" in text else "33" if label == "Note" else "1"
+        print(f"\033[{style}m{shown[:LABEL]}\033[0m{shown[LABEL:]}" if coloured else shown)
+
+
 def plain_table(*columns: str, left: str = "") -> Table:
-    """Return a table without lines; all columns but `left` are right-aligned."""
+    """Return a table without lines that cuts no text; all columns but `left` are right-aligned."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
     for name in columns:
-        table.add_column(name, justify="left" if name == left else "right")
+        table.add_column(name, justify="left" if name == left else "right", overflow="fold")
     return table
 
 

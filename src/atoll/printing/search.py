@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from atoll.answers.designs import ShownParameter
 from atoll.base.units import (
+    NOT_COUNTED,
     counted,
     format_bandwidth,
     format_bytes,
@@ -15,13 +17,20 @@ from atoll.base.units import (
     format_seconds,
     format_slower,
 )
-from atoll.printing.console import Output, plain_table, print_bars, short
+from atoll.printing.console import (
+    Output,
+    plain_table,
+    print_answer,
+    print_bars,
+    print_lines,
+    short,
+)
 from atoll.step.certificate import times
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from atoll.answers.design import PlacementAnswer, TablePlan
+    from atoll.answers.design import TablePlan
     from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
     from atoll.explore.answer.result import Design, SearchResult
@@ -29,69 +38,61 @@ if TYPE_CHECKING:
     from atoll.hardware.accelerator import Accelerator
 
 
-def print_result(result: SearchResult) -> None:
-    console = Output()
-    best = result.best
-    for words in result.warnings:
-        console.print(f"Warning      {words}")
-    console.print(f"Given        {result.given}")
-    console.print(f"Best chip    {best.accelerator.describe()}")
-    console.print(
-        f"             {best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} TFLOP/s, "
-        f"{best.peak_power_W:.0f} W at peak"
-    )
-    if best.accelerator.template is not None:
-        _print_silicon(console, best, result.scope)
-    for number, line in enumerate(result.plateau_lines()):
-        console.print(f"{'Plateau' if number == 0 else '':<12} {line}")
-    if result.job.per is not None:
-        console.print(f"Price        {result.price_words()}")
-    if result.robustness is not None:
-        console.print(f"Robustness   {result.robustness.words()}")
-    for number, words in enumerate(() if result.ahead is None else result.ahead.words()):
-        head = {0: "Run", 1: "Prices"}.get(number, "")
-        console.print(f"{head:<12} {words}")
-    for plan in best.plans:
-        console.print(f"Model        {plan.model}")
-        console.print(
-            f"Throughput   {plan.samples_per_s:,.1f} samples/s, "
-            f"{plan.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {format_mfu(plan.mfu)}, "
-            f"{plan.power_W:.0f} W per device, {plan.energy_per_token_J * 1e3:.2f} mJ per token"
-        )
-        _print_placement(console, plan.placement, plan.replay_difference)
-    for number, model_alone in enumerate(result.alone):
-        console.print(f"{'Alone' if number == 0 else '':<12} {model_alone.words()}")
-    if result.baselines:
-        _print_baselines(console, result)
+def print_result(result: SearchResult, explain: bool = False) -> None:
+    """Print the best chip, and the comparisons that were asked for."""
+    following = "--out DIR keeps the run for atoll report, serve and plan --device DIR/chip.yaml"
+    print_answer(result, following, partial(_print_details, result) if explain else None)
+    for words in () if result.ahead is None else result.ahead.words():
+        print_lines([("Next chip", words)])
     if result.beside:
-        _print_existing_devices(console, result)
+        _print_existing_devices(Output(), result)
     for against, front in result.pareto.items():
-        _print_front(console, against, front, best.accelerator)
+        _print_front(Output(), against, front, result.best.accelerator)
+
+
+def _print_details(result: SearchResult) -> None:
+    """Print the conditions of a search, the parts of the chip and the step, and baselines."""
+    console, best, counts = Output(), result.best, result.certificate
+    lines = [("Given", f"{result.given}; MFU: {NOT_COUNTED}")]
     if result.scope is not None:
-        console.print(f"Space        {result.scope.sentence()}")
-        for note in result.scope.notes:
-            console.print(f"Note         {note}")
-    counts = result.certificate
-    for words in result.ending_lines():
-        console.print(f"Stopped      {words}")
-    console.print(f"Certificate  {counts.sentence()}")
+        lines.append(("Space", "; ".join([result.scope.sentence(), *result.scope.notes])))
     pruned = ", ".join(f"{value:,} by {name}" for name, value in counts.ruled_out.items())
-    console.print(
-        f"             {counts.evaluated:,} evaluated, ruled out: {pruned}; "
-        f"{result.wall_time_s:.1f} s"
-    )
+    words = f"{counts.evaluated:,} evaluated, ruled out: {pruned}; {result.wall_time_s:.1f} s"
+    lines.append(("Searched", words))
+    lines += [("Near", words) for words in result.plateau_lines()]
+    lines += [("Alone", model_alone.words()) for model_alone in result.alone]
+    print_lines(lines)
+    if best.accelerator.template is not None:
+        _print_silicon(best, result.scope)
+    for plan in best.plans:
+        placement = plan.placement
+        worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
+        parts = ", ".join(
+            f"{name} {format_bytes(value)}"
+            for name, value in worst.memory_parts_bytes.items()
+            if value
+        )
+        console.print(
+            f"\n{plan.model}: {plan.power_W:.0f} W per chip, "
+            f"{plan.energy_per_token_J * 1e3:.2f} mJ per token; memory: {parts}; "
+            f"event simulation: {plan.replay_difference:+.2%}"
+        )
+        print_bars(console, placement.time_parts_s, placement.step_time_s)
+    if result.baselines:
+        console.print()
+        _print_baselines(console, result)
 
 
-def _print_silicon(console: Output, best: Design, scope: SearchScope | None) -> None:
+def _print_silicon(best: Design, scope: SearchScope | None) -> None:
     """Print area, clock limit and running power of a chip of another template, by part."""
     from atoll.hardware.silicon.chip import area_parts, chip_template, peak_power_W
     from atoll.hardware.silicon.physical import physical_memories
 
     chip = best.accelerator
     parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
-    console.print(f"Area         {_largest_first(parts, 'mm2')}")
+    lines = [("Area", _largest_first(parts, "mm2"))]
     if chip.hbm not in physical_memories():  # not stated by the line of the chip
-        console.print(f"HBM          {format_bandwidth(chip.hbm.bandwidth_Bps)}")
+        lines.append(("HBM", format_bandwidth(chip.hbm.bandwidth_Bps)))
     clock = f"{chip.clock_Hz / 1e9:g} GHz"
     clocks = next(p.values for p in chip_template(chip).parameters if p.name == "clock_Hz")
     limit_W = None if scope is None else scope.max_power_W
@@ -103,34 +104,17 @@ def _print_silicon(console: Output, best: Design, scope: SearchScope | None) -> 
         if more_W > limit_W:
             clock += f" under the limit of {limit_W:g} W"
             clock += f" ({more_W:.0f} W at {min(faster) / 1e9:g} GHz)"
-    console.print(f"Clock        {clock}")
+    lines.append(("Clock", clock))
     for plan in best.plans:
         step_s = plan.placement.step_time_s * plan.placement.devices
         watts = {name: joules / step_s for name, joules in plan.energy_parts_J.items()}
-        console.print(f"Power        {_largest_first(watts, 'W')} per device")
+        lines.append(("Power", f"{_largest_first(watts, 'W')} per device"))
+    print_lines(lines)
 
 
 def _largest_first(parts: Mapping[str, float], unit: str) -> str:
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {value:.0f}" for name, value in largest if value >= 0.5) + f" {unit}"
-
-
-def _print_placement(console: Output, placement: PlacementAnswer, replayed: float) -> None:
-    console.print(
-        f"Placement    {placement.layout} = {counted(placement.devices, 'device')}, microbatch "
-        f"{placement.microbatch}, {counted(placement.microbatches, 'microbatch')} per replica, "
-        f"ZeRO {placement.zero}"
-    )
-    console.print(f"Recompute    {placement.recompute}")
-    worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
-    parts = ", ".join(
-        f"{name} {format_bytes(value)}" for name, value in worst.memory_parts_bytes.items() if value
-    )
-    console.print(f"Memory       {format_bytes(worst.total_memory_bytes)} at most: {parts}")
-    console.print(
-        f"Step         {format_seconds(placement.step_time_s)} (event simulation: {replayed:+.2%})"
-    )
-    print_bars(console, placement.time_parts_s, placement.step_time_s)
 
 
 def _print_baselines(console: Output, result: SearchResult) -> None:
@@ -157,7 +141,7 @@ def _print_existing_devices(console: Output, result: SearchResult) -> None:
     table.add_column("speedup", justify="right")
     for unit in ("MFU", "nm", "mm2", "W"):
         table.add_column(unit, justify="right")
-    table.add_column("layout")
+    table.add_column("layout", overflow="fold")
     for device in result.beside:
         rate, mfu = device.throughput_samples_per_s, device.mfu
         sizes = (device.process_nm, device.area_mm2, device.power_W)
@@ -179,7 +163,7 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
     rows, proof = front.designs, front.proven_within
     words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
     size = counted(len(rows), "chip")
-    console.print(f"Front        {size} of throughput against {against}, {words}")
+    print_lines([("Front", f"{size} of throughput against {against}, {words}")])
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
     cost = next(name for name in rows[0] if name.endswith(against))
     parameters = (*chip_template(like).parameters, *HBM_PARAMETERS)

@@ -10,60 +10,62 @@ from typing import TYPE_CHECKING
 
 from atoll.base.errors import AtollError
 from atoll.base.streams import say
-from atoll.base.units import format_bytes, format_seconds
-from atoll.printing.console import Output, bar, plain_table, print_error_table, print_skipped
+from atoll.base.units import NOT_COUNTED, format_bytes, format_seconds
+from atoll.printing.console import (
+    Output,
+    bar,
+    plain_table,
+    print_answer,
+    print_error_table,
+    print_lines,
+    print_skipped,
+)
 
 if TYPE_CHECKING:
     from atoll.answers.layout import Interval, LaunchFile, Uncertainty
     from atoll.answers.plan import MeasureAnswer, PlanExplanation
-    from atoll.answers.validation import BetterLayout, MeasuredRun, RunsValidation
+    from atoll.answers.validation import RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
 
 BAR = 30
-MOST_CAUSES = 3  # of the uncertainty
 LEAST_SHARE = 0.01  # of the variance, of a cause that is shown
 FEW_DIGITS = 3  # of times on mixed pods, none of which was measured
 
 
-def print_estimate(result: Estimate) -> None:
-    console = Output()
-    run, step, worst = result.run, result.step, result.worst
-    run_length = result.whole_run  # may be refused
-    console.print(
-        f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.software}): "
-        f"{result.layout}"
-    )
-    for note in result.notes:
-        console.print(f"note: {note}")
-    console.print(f"given: {run.given}")
-    time, throughput, mfu = result.figures()
-    console.print(f"step {time}, {throughput}, MFU {mfu}")
-    console.print(result.sureness())
-    uncertainty, interval = result.uncertainty, result.interval.step_time_s
-    causes = ", ".join(
-        f"{cause.title} {cause.half_width:.0%}" for cause in uncertainty.causes[:MOST_CAUSES]
-    )
-    console.print(f"largest uncertainties (either way): {causes}")
-    if uncertainty.narrowed:
-        console.print(f"to narrow it, {uncertainty.narrowed[0].sentence(interval)}")
-    if run.gpu.cap_W and (energy_J := result.energy_per_token_J):
-        console.print(f"{result.power_W:.0f} W per device, {1e3 * energy_J:.3g} mJ per token")
+def print_estimate(result: Estimate, explain: bool = False) -> None:
+    """Print what a layout costs."""
+    following = "atoll plan finds a faster layout"
+    if not result.fits:
+        following = "atoll plan finds a layout that fits"
+    elif result.tool.write is not None:
+        following = f"--launch-file . writes {result.tool.name}'s launch file, {following}"
+    print_answer(result, following, partial(_print_details, result) if explain else None)
+
+
+def _print_details(result: Estimate) -> None:
+    """Print the conditions of an estimate, where time and memory go, and its uncertainty."""
+    console, step, worst = Output(), result.step, result.worst
+    uncertainty, run_length = result.uncertainty, result.whole_run
+    lines = [("Given", f"{result.run.given}; MFU: {NOT_COUNTED}")]
+    if result.run.gpu.cap_W and (energy_J := result.energy_per_token_J):
+        words = f"{result.power_W:.0f} W per device, {1e3 * energy_J:.3g} mJ per token"
+        lines.append(("Power", words))
     if run_length is not None:
-        for words in run_length.sentences():
-            console.print(words)
+        lines.append(("Failures", run_length.failure_sentence()))
+    print_lines(lines)
+    console.print("\nTime of a step:")
     seconds = partial(format_seconds, digits=result.digits)
     _print_parts(console, step.breakdown(), step.time_s, seconds)
-    console.print(
-        f"memory of stage {worst.stage}: {format_bytes(worst.allocated)} allocated, "
-        f"{result.verdict()}"
-    )
+    console.print(f"\nMemory of stage {worst.stage}, {format_bytes(worst.allocated)} allocated:")
     _print_parts(console, worst.parts(), worst.allocated, format_bytes)
     for name, operators in result.rerun:
         operator_names = ", ".join(operators) if operators else "nothing"
-        console.print(f"recomputed in {name}: {operator_names}")
+        console.print(f"  recomputed in {name}: {operator_names}")
+    console.print()
+    _print_uncertainty(console, result.interval, uncertainty)
 
 
 def _print_parts(
@@ -78,48 +80,52 @@ def _print_parts(
         console.print(f"{words}  {bar(share, BAR)}")
 
 
-def print_plan(result: Plan) -> None:
+def print_plan(result: Plan, explain: bool = False) -> None:
+    """Print the best layout."""
+    following = f"--launch-file . writes {result.tool.name}'s launch file"
+    if result.tool.write is None:
+        following = "--out DIR keeps the plan for atoll report"
+    print_answer(result, following, partial(_print_plan_details, result) if explain else None)
+
+
+def _print_plan_details(result: Plan) -> None:
+    """Print the details of the best layout, the alternatives, and why each axis has its value."""
     console, best_s = Output(), result.best.step.time_s
-    print_estimate(result.best)
-    for words in filter(None, (result.choice(), result.proof(), result.to_try())):
-        console.print(f"\n{words}")
-    if result.unrestricted is not None:
-        console.print(f"\n{result.unrestricted.sentence()}")
+    _print_details(result.best)
+    console.print(f"\nProof: {result.proof()}")
     if result.excluded:
         console.print(result.left_out())
-    console.print("runners-up:")
+    if result.unrestricted is not None:
+        console.print(result.unrestricted.sentence())
     mine, *chances = result.fastest_chances
+    console.print(f"\nOther layouts (the best is the fastest of these with {mine:.0%}):")
     for runner_up, chance in zip(result.runners_up, chances, strict=True):
         slower = runner_up.step.time_s / best_s - 1
         console.print(f"  {slower:+6.1%}  {runner_up.layout} (fastest with {chance:.0%})")
-    console.print(f"chance that the layout named is the fastest of these: {mine:.0%}")
-    console.print("why:")
+    console.print("\nWhy:")
     for reason in result.reasons:
         console.print(f"  {reason.why}")
     for what, why in result.not_done.items():
         console.print(f"  {what} end here: {why}")
 
 
-def print_mixed(result: MixedPlan) -> None:
-    """A plan on several pods."""
-    console, best = Output(), result.best
-    run, digits = result.pods.runs[0], FEW_DIGITS
-    console.print(f"{run.model.name} on {result.pods}: {best.placed}")
-    for note in result.notes:
-        console.print(f"note: {note}")
-    console.print(f"given: {result.pods.given}")
-    console.print(
-        f"step {format_seconds(best.time_s, digits)}, {run.tokens / best.time_s:,.0f} tokens/s; "
-        f"replayed pass by pass {best.replayed.difference:+.1%}"
-    )
+def print_mixed(result: MixedPlan, explain: bool = False) -> None:
+    """Print a plan on several pods."""
+    following = f"--launch-file . writes {result.tool.name}'s launch file"
+    print_answer(result, following, partial(_print_mixed_details, result) if explain else None)
+
+
+def _print_mixed_details(result: MixedPlan) -> None:
+    console, best, digits = Output(), result.best, FEW_DIGITS
+    print_lines([("Given", result.pods.given)])
+    console.print(f"replayed pass by pass {best.replayed.difference:+.1%}")
     for words in best.sentences():
         console.print(words)
-    for unused in best.left_out:
-        console.print(f"not used: {unused}")
+    console.print("\nTime of a step:")
     _print_parts(
         console, best.step.breakdown(), best.step.time_s, partial(format_seconds, digits=digits)
     )
-    console.print("memory of each stage:")
+    console.print("\nMemory of each stage:")
     for stage in best.stages:
         parts = [(n, b) for n, b in stage.memory.parts().items() if b > 0.005 * stage.memory.needed]
         words = ", ".join(f"{name} {format_bytes(bytes_)}" for name, bytes_ in parts)
@@ -133,9 +139,7 @@ def print_mixed(result: MixedPlan) -> None:
         took = alone.reason if step_s is None else format_seconds(step_s, digits)
         layout = f", {alone.layout}" if alone.layout else ""
         console.print(f"alone, {alone.devices:,} {alone.device}: {took}{layout}")
-    console.print(f"\n{result.proof()}")
-    console.print(result.left_out())
-    console.print("runners-up:")
+    console.print(f"\nProof: {result.proof()}\n{result.left_out()}\n\nOther layouts:")
     for runner_up in result.runners_up:
         slower = runner_up.time_s / best.time_s - 1
         console.print(f"  {slower:+6.1%}  {runner_up.placed} ({runner_up.words()})")
@@ -143,9 +147,7 @@ def print_mixed(result: MixedPlan) -> None:
 
 def _print_uncertainty(console: Output, interval: Interval, uncertainty: Uncertainty) -> None:
     """Print the interval, the share of its causes, and what would narrow it."""
-    console.print(
-        f"{interval.sentence(FEW_DIGITS)}; share of the variance and half width by cause:"
-    )
+    console.print(f"Uncertainty ({interval.sentence(FEW_DIGITS)}): share of it and half width:")
     for cause in uncertainty.causes:
         if cause.share >= LEAST_SHARE:
             words = f"  {cause.title:<46}{cause.share:>4.0%}  {cause.half_width:<5.0%}"
@@ -267,60 +269,33 @@ def write_launch_file(launch: LaunchFile, path: Path | None) -> None:
         say(note)
 
 
-def _print_measured(console: Output, run: MeasuredRun) -> None:
-    """Print a run's log or profile with its estimate."""
-    console.print(
-        f"measured: step {format_seconds(run.step_time_s)} ({format_seconds(run.low_s)} to "
-        f"{format_seconds(run.high_s)} over {run.steps} steps, {run.left_out} left out), "
-        f"predicted {run.error:+.1%}"
-    )
-    if run.memory_bytes and run.memory_predicted_bytes:
+def print_checked(result: Checked, explain: bool = False) -> None:
+    """Print the verdict on a launch file."""
+    following = f"atoll plan --from {result.launch.file} --launch-file DIR writes a better file"
+    if result.better is None and result.measured is None:
+        following = "--log FILE compares the file with its run"
+    elif result.better is None:
+        following = "atoll calibrate fits estimates to your runs"
+    print_answer(result, following, partial(_print_check_details, result) if explain else None)
+
+
+def _print_check_details(result: Checked) -> None:
+    """Print the details of the file's layout, its measured run, and the lines to change."""
+    console, run, better = Output(), result.measured, result.better
+    _print_details(result.estimate)
+    if run is not None and run.memory_bytes and run.memory_predicted_bytes:
         console.print(
-            f"  memory {run.memory_counts} {format_bytes(run.memory_bytes)}, predicted "
+            f"\nMeasured: memory {run.memory_counts} {format_bytes(run.memory_bytes)}, predicted "
             f"{format_bytes(run.memory_predicted_bytes)} ({run.memory_error or 0:+.1%})"
         )
-    if run.slack:
+    if run is not None and run.slack:
         value, low, high = run.slack
         console.print(
             f"  such a site takes {value:.2f} times the estimate ({low:.2f} to {high:.2f}, 90 %)"
         )
-    for part in run.parts:
+    for part in () if run is None else run.parts:
         value_s = part.predicted_s
         words = "" if value_s is None else f"  predicted {format_seconds(value_s):>9}"
         console.print(f"  {part.part:<22} {format_seconds(part.measured_s):>9}{words}")
-
-
-def print_checked(result: Checked) -> None:
-    """The verdict on a launch file."""
-    console = Output()
-    arguments, better = result.launch.arguments, result.better
-    total = sum(map(len, arguments.parts))
-    console.print(
-        f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(arguments.used)} "
-        f"used, {len(arguments.without_effect)} without effect on time or memory"
-    )
-    print_estimate(result.estimate)
-    if result.measured is not None:
-        _print_measured(console, result.measured)
-    for note in result.launch.notes:
-        console.print(f"note: {note}")
-    if better is None:
-        console.print(f"better: {result.why_not}")
-    else:
-        _print_better(console, better, "better")
-        console.print(better.launch_file)
-    if (freed := result.with_other_flags) is not None:
-        _print_better(console, freed, f"with other flags ({freed.flags})")
-
-
-def _print_better(console: Output, better: BetterLayout, name: str) -> None:
-    step = f"{name}: {better.layout}, step {format_seconds(better.step_time_s)}"
-    if better.saved_percent is None:
-        console.print(f"{step}, fits; {better.proof}")
-        return
-    saved = [f"{better.saved_percent:.1f}% of a step"]
-    if better.saved_hours is not None:
-        saved.append(f"{better.saved_hours:,.0f} device-hours")
-    if better.saved_usd is not None:
-        saved.append(f"{better.saved_usd:,.0f} dollars")
-    console.print(f"{step}, saves {', '.join(saved)}; {better.proof}")
+    if better is not None:
+        console.print(f"\nProof: {better.proof}\n{better.launch_file}")

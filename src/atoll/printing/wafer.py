@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from atoll.answers.wafer import Ablation, ResourceWorth, SlowerMapping, WaferExplanation
-from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
-from atoll.printing.console import Output, plain_table, print_bars
+from atoll.base.units import NOT_COUNTED, counted, format_bytes, format_seconds
+from atoll.printing.console import Output, plain_table, print_answer, print_bars, print_lines
 from atoll.wafer.answer.draw import offloaded
 from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
 
 
 def _say(label: str, *lines: str) -> None:
     """Print lines under one label."""
-    console = Output()
-    for number, line in enumerate(lines):
-        console.print(f"{label if number == 0 else '':<12} {line}")
+    print_lines((label if number == 0 else "", line) for number, line in enumerate(lines))
 
 
-def print_wafer_result(result: WaferResult) -> None:
+def print_wafer_result(result: WaferResult, explain: bool = False) -> None:
+    """Print the best mapping, and the wafers and faults that were asked for."""
+    following = "--out DIR keeps the run for atoll report, serve and explain"
+    print_answer(result, following, partial(_print_details, result) if explain else None)
+    if result.faults.samples:
+        faults = result.faults
+        _say(
+            "Faults",
+            f"{counted(faults.samples, 'wafer')} with {faults.dead_share:.1%} dead dies: "
+            f"median {faults.median_kept:.1%} of the throughput, least {faults.least_kept:.1%}",
+        )
+    _print_designs(result)
+
+
+def _print_details(result: WaferResult) -> None:
+    """Print the mapping, its replay, baselines and what more of each resource is worth."""
     _print_mapping(result.best_estimate)
-    links = f"; links as queues: {result.detailed.difference:+.2%}"
-    _say("Replayed", f"pipeline event by event: {result.replay_difference:+.2%}{links}")
+    _say("Replayed", f"pipeline event by event: {result.replay_difference:+.2%}")
     ours = result.best.samples_per_s
     baseline_lines = [
         line
@@ -32,73 +45,41 @@ def print_wafer_result(result: WaferResult) -> None:
         )
     ]
     _say("Baselines", *baseline_lines)
-    faults = result.faults
-    if faults.samples:
-        _say(
-            "Faults",
-            f"{counted(faults.samples, 'wafer')} with {faults.dead_share:.1%} dead dies: "
-            f"median {faults.median_kept:.1%} of the throughput, least {faults.least_kept:.1%}",
-        )
-    _print_designs(result)
     _print_worth(result.explanation)
-    if result.stopped:
-        _say("Ended early", f"{result.stopped}: the best mapping so far")
-    if result.left_out:
-        _say("Left out", ", ".join(result.left_out))
-    _say("Certificate", f"{result.certificate.sentence()}; {result.wall_time_s:.1f} s")
     _say("Space", f"10^{result.log10_mappings:.0f} mappings with stages of one shape")
-    _say("Dies", "stage and memory in use", *result.text_map().splitlines())
+    _say("Searched", f"{result.wall_time_s:.1f} s")
 
 
-def print_wafer_estimate(result: WaferEstimate) -> None:
-    evaluation = result.evaluation
-    _print_mapping(result)
-    _say("Replayed", f"links as queues: {result.detailed.difference:+.2%}")
-    if not evaluation.fits:
-        _say(
-            "Does not fit",
-            f"{format_bytes(evaluation.memory_bytes)} per die are needed, "
-            f"{format_bytes(result.wafer.memory_bytes)} are there",
-        )
-    _say("Dies", "stage and memory in use", *result.text_map().splitlines())
+def print_wafer_estimate(result: WaferEstimate, explain: bool = False) -> None:
+    """Print what a mapping costs."""
+    following = "atoll search --wafer WAFER finds the best mapping"
+    print_answer(result, following, partial(_print_mapping, result) if explain else None)
 
 
 def _print_mapping(result: WaferEstimate) -> None:
+    """Print the codes of a mapping, where time and memory go, and the dies."""
     wafer, best, placement = result.wafer, result.evaluation, result.placement
     mapping, stage = best.mapping, best.mapping.stages[0]
-    _say(
-        "Wafer",
-        f"{wafer.name}: {wafer.rows} x {wafer.columns} dies of "
-        f"{wafer.core.peak_flops / 1e12:.0f} TFLOP/s, {format_bytes(wafer.memory_bytes)}, "
-        f"links {wafer.link_Bps / 1e12:.2f} TB/s",
-        f"{wafer.site_mm2 * wafer.dies:,.0f} mm2, {wafer.peak_power_W / 1e3:.1f} kW at peak, "
-        f"{wafer.cost_dollars:,.0f} dollars",
-    )
-    _say("Model", f"{mapping.model}, batch {mapping.batch}, {mapping.sequence} tokens")
-    _say(
-        "Throughput",
-        f"{best.samples_per_s:,.2f} samples/s, {best.samples_per_s * mapping.sequence:,.0f} "
-        f"tokens/s, MFU {format_mfu(result.mfu)}, {result.power_W / 1e3:.1f} kW",
-    )
     names = [unit.name for unit in mapping.blocks().units]
     codes = ", ".join(f"{n} {c}" for n, c in zip(names, stage.block.codes, strict=True))
     _say(
+        "Dies",
+        f"{format_bytes(wafer.memory_bytes)} each, links {wafer.link_Bps / 1e12:.2f} TB/s; "
+        f"{wafer.site_mm2 * wafer.dies:,.0f} mm2 in all",
+    )
+    _say(
         "Mapping",
-        f"{counted(placement.pipeline, 'stage')}, the first of {stage.rectangle.width} x "
-        f"{stage.rectangle.height} dies ({stage.digits.describe()}), microbatch "
-        f"{mapping.microbatch}, {counted(mapping.microbatches, 'microbatch')}, schedule "
-        f"{mapping.schedule}",
+        f"{stage.digits.describe()}, {counted(mapping.microbatches, 'microbatch')}",
         f"stream {stage.block.stream}; {codes}",
     )
-    _say("Recompute", placement.recompute)
     senders = [n for n in range(len(mapping.stages)) if offloaded(best, n)]
     if senders:
         _say("Offload", f"{len(senders)} of {len(mapping.stages)} stages leave tensors with others")
     worst = max(best.stages, key=lambda s: s.total_bytes)
-    most, parts = format_bytes(worst.total_bytes), _parts(worst.memory_bytes)
-    _say("Memory", f"{most} per die at most: {parts}")
-    _say("Step", format_seconds(best.step_s))
+    _say("Memory", _parts(worst.memory_bytes))
+    _say("Time", f"links as queues: {result.detailed.difference:+.2%}; MFU: {NOT_COUNTED}")
     print_bars(Output(), placement.time_parts_s, best.step_s)
+    _say("Map", "stage and memory in use", *result.text_map().splitlines())
 
 
 def _parts(memory: Mapping[str, float]) -> str:

@@ -19,7 +19,7 @@ from atoll.base import units
 from atoll.base.registry import import_named
 from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
 from atoll.questions import fields as f
-from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
+from atoll.questions.fields import ADVANCED, CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
 from atoll.questions.question import Area, Density, Named, Power, Question, Several, locate, option
 
 LEAST_HBM_BYTES = 2**20
@@ -73,39 +73,40 @@ class SearchQuestion(Question):
 
     kind: Literal["chips"] = "chips"
     from_: Annotated[str, Named(file=True)] | None = option(
-        "A run that this chip is to make twice as fast: what plan, estimate or check wrote with "
-        "--out or --json. Model, devices, batch and losses of its software are taken from it.",
+        "Run that the chip must make twice as fast: folder or JSON of plan, estimate or check, "
+        "which gives model, devices, batch and software losses.",
         TRAINED, None, shown="none", exclude=True,
     )  # fmt: skip
     model: Annotated[tuple[ModelEntry, ...], BeforeValidator(_entries), AtLeastOne] = option(
-        "Zoo name, config.json, captured model, folder or id.", TRAINED, DEFAULT_MODELS,
+        "Zoo name (`atoll models`), config.json or its folder, Hugging Face id, captured file.",
+        TRAINED, DEFAULT_MODELS,
         old=("models",),
     )  # fmt: skip
     devices: f.Devices = 1024
     batch: f.Batch = 4096
     sequence: f.Sequence = None
     optimizer: f.OptimizerName | None = option(
-        "Bytes of its states.", TRAINED, None, shown="the profile's"
+        "Optimizer states and their precision.", TRAINED, None, shown="the profile's"
     )
     precision: Precision = option(
-        "Of linear layers' products; cells do two of fp8, four of nvfp4 in the time of one.",
+        "Precision of linear layers; cells compute two fp8 or four nvfp4 products at a time.",
         TRAINED,
         "bf16",
     )
     objective: Annotated[str, Named("atoll.explore.proof.objective:AIMS")] = option(
-        "What several models count together.", TRAINED, "mean"
+        "Objective over several models.", TRAINED, "mean"
     )
     per: Annotated[str, Named("atoll.explore.pricing.price:PERS")] | None = option(
-        "Throughput over what devices take: their price, peak power, total cost of ownership.",
+        "Maximise throughput per dollar, per watt or per total cost of ownership.",
         TRAINED, None, shown="throughput alone",
     )  # fmt: skip
-    years: f.Price | None = option("Years of use, for tco.", TRAINED, None, shown="5")
-    kwh_price: f.Price | None = option("Dollars a kWh, for tco.", TRAINED, None, shown="0.08")
+    years: f.Price | None = option("Years of use, for tco.", ADVANCED, None, shown="5")
+    kwh_price: f.Price | None = option("Dollars per kWh, for tco.", ADVANCED, None, shown="0.08")
     pue: f.Price | None = option(
-        "Power of a site over that of its machines, for tco.", TRAINED, None, shown="1.2"
+        "Power of the site divided by that of its machines, for tco.", ADVANCED, None, shown="1.2"
     )
     network_price: f.Price | None = option(
-        "Dollars of network per device, for tco.", TRAINED, None, shown="2,000"
+        "Dollars of network per device, for tco.", ADVANCED, None, shown="2,000"
     )
     microbatch: f.Microbatches = (1, 2, 4, 8, 16)
     tp: Annotated[Counts, AtLeastOne] = option(
@@ -128,13 +129,16 @@ class SearchQuestion(Question):
         "Pipeline orders.", LAYOUT, (), shown="all but gpipe"
     )
     recompute: Annotated[str, Named("atoll.placement.facts:RECOMPUTE")] = option(
-        "What is computed again; optimal: by operator.", LAYOUT, "optimal"
+        "What is recomputed; optimal: chosen per operator.", LAYOUT, "optimal"
     )
     space: Annotated[str, Named(file=True)] | None = option(
         "phaze (29,360 chips), or a space file (YAML).", CHIPS, None, shown="the template's"
     )
     template: Annotated[str, Named("atoll.hardware.silicon.systolic:TEMPLATES")] | None = option(
-        "Kind of chip, with its own lists or a space file's.", CHIPS, None, shown="physical-7nm"
+        "Chip template, with its own values or those of a space file.",
+        CHIPS,
+        None,
+        shown="physical-7nm",
     )
     hbm: Annotated[tuple[Capacity, ...], Several] = option(
         'HBM capacities, "80 GiB".', CHIPS, (), shown="all of the space"
@@ -146,11 +150,11 @@ class SearchQuestion(Question):
         'Largest power, "250 W".', CHIPS, None, shown="400 W of the physical templates"
     )
     cooling: Density | None = option(
-        'Largest power over the area of the die, "0.8 W/mm2".', CHIPS, None, shown="none"
+        'Largest power per die area, "0.8 W/mm2".', CHIPS, None, shown="none"
     )
     power: Literal["rated", "sustained"] = option(
-        "What max_power and cooling limit: a chip with all parts busy, or each pass, which waits "
-        "if need be.",
+        "What max_power and cooling limit: all parts busy (rated), or each pass, which slows down "
+        "if necessary (sustained).",
         CHIPS, "rated",
     )  # fmt: skip
     network: f.NetworkName | None = option(
@@ -160,29 +164,30 @@ class SearchQuestion(Question):
         shown="the profile's",
     )
     profile: f.ProfileName = option(
-        "Assumptions: bandwidths and memory modelled, or as PHAZE published.",
-        CHIPS,
+        "Assumptions: modelled bandwidths and memory, or those of the PHAZE paper.",
+        ADVANCED,
         "default",
     )
     cost_model: Annotated[str, Named("atoll.cost.model:COST_MODELS")] | None = option(
-        "What prices matrix products.", CHIPS, None, shown="the profile's"
+        "Cost model of matrix products.", ADVANCED, None, shown="the profile's"
     )
     strategy: Annotated[str, Named("atoll.explore.strategies:STRATEGIES")] = option(
-        "With proof, by PHAZE's rule, or by evolution.", SEARCH, "exact"
+        "Search with proof, by PHAZE's rule, or by evolution.", ADVANCED, "exact"
     )
-    evaluations: Count = option("Designs that evolve looks at.", SEARCH, 2000)
+    evaluations: Count = option("Designs that evolution evaluates.", ADVANCED, 2000)
     tolerance: Annotated[float, Field(ge=0, lt=1)] = option(
-        "Gap that counts as optimal.", SEARCH, 1e-3
+        "Gap that counts as optimal.", ADVANCED, 1e-3
     )
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
     robust: f.NonNegative = option(
-        "Draws of the physical constants under which the answer is tried; 20 say much.", SEARCH, 0,
+        "Random draws of the physical constants to test the answer with (20, for example).",
+        SEARCH, 0,
         shown="none",
     )  # fmt: skip
     baselines: f.Baselines = True
     beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
-        "Devices to plan for the same job, or files.", SEARCH, (), exclude=True
+        "Existing devices to compare with: names or files.", SEARCH, (), exclude=True
     )
     seed: f.Seed = 0
     workers: f.Workers = None

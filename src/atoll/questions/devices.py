@@ -10,9 +10,10 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
+from atoll.base.units import parse_tokens
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.fields import LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
+from atoll.questions.fields import ADVANCED, LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
 from atoll.questions.question import (
     OUTPUT,
     Named,
@@ -21,6 +22,7 @@ from atoll.questions.question import (
     Seconds,
     Several,
     Share,
+    TokenCount,
     Tokens,
     locate,
     option,
@@ -47,19 +49,19 @@ class LengthQuestion(Question):
     """How long the whole run is, and what failures and checkpoints cost it."""
 
     tokens: Tokens | None = option(
-        'Tokens of the whole run, "1T": says its days, device-hours and energy.', RUN_LENGTH, None
+        'Tokens of the whole run, "1T": adds days, device-hours and energy.', RUN_LENGTH, None
     )
     price: Price | None = option('Dollars per device and hour, "2.5/h".', RUN_LENGTH, None)
     mtbf: Seconds | None = option(
         'Mean time between failures of one device, "50000 h".', RUN_LENGTH, None,
-        shown="50,700 h, as of Llama 3's",
+        shown="50,700 h, as for Llama 3",
     )  # fmt: skip
     checkpoint: Seconds | None = option(
-        'For which training stands still while a checkpoint is written, "30 s".', RUN_LENGTH, None,
+        'Time training is paused per checkpoint, "30 s".', RUN_LENGTH, None,
         shown="its bytes at 122 MB/s per device",
     )  # fmt: skip
     restart: Seconds | None = option(
-        'From a failure to the next step, "10 min".', RUN_LENGTH, None, shown="10 min"
+        'Time from a failure to the next step, "10 min".', RUN_LENGTH, None, shown="10 min"
     )
 
 
@@ -67,11 +69,11 @@ class LaunchQuestion(Question):
     """What a launch file leaves to its surroundings."""
 
     vocab: Count | None = option(
-        "Tokens of the vocabulary, where the launch file leaves it to a tokenizer.", LAUNCH, None,
+        "Vocabulary size, if the launch file leaves it to a tokenizer.", LAUNCH, None,
         shown="the file's",
     )  # fmt: skip
     set: Annotated[tuple[str, ...], Several] = option(
-        "NAME=VALUE: a variable of the launch script, as its environment would set it.", LAUNCH, (),
+        "NAME=VALUE: an environment variable of the launch script.", LAUNCH, (),
         shown="none",
     )  # fmt: skip
 
@@ -81,48 +83,55 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
 
     kind: Literal["devices"] = "devices"
     from_: Annotated[str, Named(file=True)] | None = option(
-        "Launch file that says the run, read as `atoll check` reads it; options override it.",
+        "Launch file that describes the run (see `atoll check`); options override it.",
         LAUNCH, None, shown="none",
     )  # fmt: skip
     model: f.ModelName = option(
-        "Zoo name, config.json, captured model, folder or id.", TRAINED, "",
+        "Zoo name (`atoll models`), config.json or its folder, Hugging Face id, captured file.",
+        TRAINED, "",
         shown="the launch file's",
     )  # fmt: skip
-    device: f.DeviceName = option("Device of the catalogue (h100, tpu-v5p) or a file.", SYSTEM)
+    device: f.DeviceName = option(
+        "GPU or TPU: name (`atoll hardware`: h100, tpu-v5p) or file.", SYSTEM, old=("gpu",)
+    )
     devices: f.Devices
     batch: f.Batch
+    batch_tokens: TokenCount | None = option(
+        'Tokens in a step instead of --batch, "4M": a multiple of the sequence.', TRAINED, None,
+        exclude=True,
+    )  # fmt: skip
     sequence: f.Sequence = None
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
     )
     site: SiteFile | None = option(
-        "What `atoll calibrate` found on your machines (YAML).", SYSTEM, None
+        "Calibration of your machines, written by `atoll calibrate` (YAML).", SYSTEM, None
     )
     tool: ToolName | None = option(
-        "Training tool, if its release matters with @VERSION. A plan has only layouts that it can "
-        "run; none: any layout.",
-        SYSTEM, None, shown="a usual one for device, model and method",
+        "Training tool, optionally @VERSION: plans contain only layouts that it can run; none: any "
+        "layout.",
+        SYSTEM, None, shown="the usual one for device, model and method",
     )  # fmt: skip
     stack: StackName | None = option(
-        "Kernels, overlaps and host times of other software than the tool's: a stack, or words for "
-        "it (Megatron-Bridge 26.04). Without --tool the tool that has it.",
-        SYSTEM, None, shown="the tool's",
+        "Software whose kernels, overlaps and host times are priced: a stack, or a release "
+        "(Megatron-Bridge 26.04). Without --tool, its tool is taken.",
+        ADVANCED, None, shown="the tool's",
     )  # fmt: skip
     overlap: str | None = option(
-        "What its launch file lets overlap: tp_comm, grad_reduce (zero_grad_reduce: where ZeRO "
-        "divides; or no_grad_reduce), p2p, ep_a2a.",
-        SYSTEM, None, shown="the stack's",
+        "Communication that overlaps with compute: tp_comm, grad_reduce (zero_grad_reduce: only "
+        "with ZeRO; or no_grad_reduce), p2p, ep_a2a.",
+        ADVANCED, None, shown="the stack's",
     )  # fmt: skip
     cuda_graphs: str | None = option(
-        "CUDA graphs: 0, full_iteration, layer, or parts of layers (attn).", SYSTEM, None,
+        "CUDA graphs: 0, full_iteration, layer, or parts of layers (attn).", ADVANCED, None,
         shown="none",
     )  # fmt: skip
     flags: str | None = option(
-        "Its further flags: fp8_params, bf16_params, fp8_act, te_loss, no_grad_fusion, cp_a2a "
-        "(context parallelism by heads) or cp_p2p (a ring), local, grouped_mm (experts by torch's"
-        " grouped products), masked_experts and sliced_experts (as Hugging Face runs them grouped"
-        " or in a loop), head_wgrad=N (deferred), dense_mask (attention of padded, packed or "
-        "traced models computes the full square) or dense_window (that of windows), "
+        "Further flags of the software: fp8_params, bf16_params, fp8_act, te_loss, no_grad_fusion, "
+        "cp_a2a (context parallelism by heads) or cp_p2p (a ring), local, grouped_mm (experts by "
+        "torch's grouped products), masked_experts and sliced_experts (as Hugging Face runs them "
+        "grouped or in a loop), head_wgrad=N (deferred), dense_mask (attention of padded, packed "
+        "or traced models computes the full square) or dense_window (that of windows), "
         "math_attention (SDPA's math back end, in fp32); of the loss liger_loss, compiled_loss, "
         "eager_loss, loss_chunks=N or loss_columns=N (parts of so many words of the vocabulary) "
         "and recompute_loss (chunks are computed again); traced (a model compiled as "
@@ -131,14 +140,18 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "(4-bit frozen weights) and nested_scales (whose scales are quantized too); autocast "
         "(16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); plain_mixers "
         "(Mamba-2 without its kernels).",
-        SYSTEM, None, shown="none",
+        ADVANCED, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(
-        "Probability, of all dropouts.", TRAINED, None, shown="the model's"
+        "Dropout probability.", TRAINED, None, shown="the model's"
     )
-    optimizer: f.OptimizerName = option("Bytes of its states.", TRAINED, "mixed", old=("states",))
+    optimizer: f.OptimizerName = option(
+        "Optimizer states and their precision.", TRAINED, "mixed", old=("states",)
+    )
     method: Literal["pretrain", "sft", "lora"] = option(
-        "All weights are trained, or adapters beside frozen ones.", TRAINED, "pretrain"
+        "Train all weights (pretrain, sft) or adapters of frozen weights (lora).",
+        TRAINED,
+        "pretrain",
     )
     lora_rank: Count = option("Rank of the adapters.", TRAINED, 16)
     lora_targets: LoraTargets = option(
@@ -152,12 +165,12 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "Attention kernel.", SYSTEM, "flash"
     )
     operators: Literal["model", "measured"] = option(
-        "Times of operators: the model's, or those that NVIDIA's aiconfigurator-core has, where it "
-        "is installed; between its sizes interpolated, elsewhere the model's.",
-        SYSTEM, "model",
+        "Operator times: modelled, or measured ones of NVIDIA's aiconfigurator-core if it is "
+        "installed (interpolated between its sizes, modelled elsewhere).",
+        ADVANCED, "model",
     )  # fmt: skip
     imbalance: Annotated[float, Field(ge=1)] = option(
-        "Tokens of the busiest expert over the mean.", TRAINED, 1.0
+        "Tokens of the busiest expert divided by the mean.", ADVANCED, 1.0
     )
     headroom: f.Headroom = 0.0
     power_cap: f.PowerCap = None
@@ -166,6 +179,8 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     @classmethod
     def needed(cls, given: Container[str]) -> list[str]:
         needed = ["model", *super().needed(given)]
+        if "batch_tokens" in given:
+            needed = [name for name in needed if name != "batch"]
         return needed if "from_" not in given else [n for n in needed if n == "device"]
 
     @model_validator(mode="before")
@@ -181,6 +196,30 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         paths = {n: fields[n] for n in ("from_", "device") if isinstance(fields.get(n), str | Path)}
         files = {name: locate(str(value), info) for name, value in paths.items()}
         return import_named("atoll.launch.ask:completed")(cls, {**fields, **files})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_of_tokens(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Replace `batch_tokens` by the sequences that have so many tokens."""
+        if not isinstance(fields, dict) or fields.get("batch_tokens") is None:
+            return fields
+        if fields.get("batch") is not None or fields.get("from_") is not None:
+            raise AtollError("batch_tokens: the batch is given already; leave one of them out")
+        if "sequence=" in "".join(fields.get("sweep") or ()):
+            raise AtollError("batch_tokens: goes with one sequence; sweep batch instead")
+        tokens, sequence = (parse_tokens(fields.get(n)) for n in ("batch_tokens", "sequence"))
+        if sequence is None and isinstance(fields.get("model"), str):
+            model = locate(str(fields["model"]), info)
+            sequence = import_named("atoll.workload:load_model")(model).sequence
+        if not isinstance(tokens, int) or not isinstance(sequence, int):
+            return {**fields, "batch": 1}  # refused, with a sentence for each field
+        if tokens % sequence or tokens < sequence:
+            near = max(1, round(tokens / sequence)) * sequence
+            raise AtollError(
+                f"batch_tokens: {tokens:,} is not a multiple of the sequence of {sequence:,} "
+                f"tokens; {near:,} is"
+            )
+        return {**fields, "batch": tokens // sequence, "batch_tokens": None}
 
     @model_validator(mode="after")
     def _check_dependent_fields(self) -> Self:
@@ -218,8 +257,8 @@ class LayoutQuestion(Question):
     )
     hsdp: Count = option("Replicas of the group that ZeRO divides over.", LAYOUT, 1)
     recompute: f.PolicyName = option(
-        "What is computed again: a policy, full@N (of N blocks), full@host (from inputs in the "
-        "host's memory), host or host@N (kept there), or modules (mla_up_proj+mlp).",
+        "What is recomputed in the backward pass: a policy, full@N (of N blocks), full@host (from "
+        "inputs in the host's memory), host or host@N (kept there), or modules (mla_up_proj+mlp).",
         LAYOUT, "none",
     )  # fmt: skip
     order: f.OrderName | None = option(
@@ -238,7 +277,7 @@ class FilesQuestion(Question):
         writes=True, old=("export_to",), exclude=True,
     )  # fmt: skip
     export: ToolName | None = option(
-        "The same as --tool TOOL --launch-file .; goes with the next release.", OUTPUT, None,
+        "Old form of --tool TOOL --launch-file .; the next release removes it.", ADVANCED, None,
         exclude=True,
     )  # fmt: skip
     sweep: f.Sweep = ()
@@ -263,7 +302,7 @@ class FilesQuestion(Question):
 
 
 class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
-    """What one layout costs: step time, MFU, memory, and where they go."""
+    """Estimate step time, MFU and memory of one layout."""
 
     devices: f.Devices = 1
     batch: f.Batch = 1
@@ -273,7 +312,7 @@ class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
 
 
 class PlanQuestion(FilesQuestion, RunQuestion):
-    """The fastest layout that fits, proven over all layouts of the space, with the runners-up."""
+    """Find the fastest training layout that fits, with proof."""
 
     tp: Counts = option("Tensor parallel degrees.", LAYOUT, (), shown="all in a node")
     pp: Counts = option("Pipeline stages.", LAYOUT, (), shown="all divisors")
@@ -287,26 +326,27 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     )
     hsdp: Counts = option("Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="any")
     recompute: Annotated[tuple[f.RecomputeName, ...], Several] = option(
-        "What is computed again.", LAYOUT, (), shown="none, selective, alternate, full, optimal"
+        "What is recomputed.", LAYOUT, (), shown="none, selective, alternate, full, optimal"
     )
     order: Annotated[tuple[f.OrderName, ...], Several] = option(
-        "Pipeline orders; 1f1b has interleaved in it.",
+        "Pipeline orders; 1f1b includes interleaved.",
         LAYOUT,
         (),
         shown="those of the stack",
         old=("schedule",),
     )
     ties: Share = option(
-        "Layouts so near the fastest count as equal: the simplest with room in memory is named.",
-        LAYOUT, TIES, shown="1%, of chips 0",
+        "Layouts this close to the fastest count as equal: the simplest that is not tight in "
+        "memory is chosen.",
+        ADVANCED, TIES, shown="1%, for chips 0",
     )  # fmt: skip
     risk: Literal["mean", "median", "p75", "p90"] = option(
-        "Rank layouts by the mean of the step time's distribution, its median or a quantile.",
-        LAYOUT, "mean", shown="mean; of chips median",
+        "Rank layouts by the mean, the median or a quantile of the expected step time.",
+        ADVANCED, "mean", shown="mean; for chips median",
     )  # fmt: skip
     measure: Count | None = option(
-        "Run so many of the best layouts on the local GPU (`atoll measure`), calibrate on them and "
-        "plan again, until the best layout stays.",
+        "Measure this many of the best layouts on the local GPU (`atoll measure`), calibrate on "
+        "them and plan again, until the best layout stays the same.",
         "Measurements", None, shown="none", exclude=True,
     )  # fmt: skip
     time_limit: f.TimeLimit = 3600.0
@@ -314,7 +354,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     cluster: f.Cluster = None
     out: f.OutFolder = None
     layouts: Path | None = option(
-        "Write every layout that was estimated to this file (CSV).", OUTPUT, None, exclude=True
+        "Write every estimated layout to this file (CSV).", OUTPUT, None, exclude=True
     )
     example = "atoll plan --model gpt3-175b --device h100 --devices 1024 --batch 2048"
     answer_keys: ClassVar[Mapping[str, str]] = {"time_limit": "time_limit_s"}
@@ -325,7 +365,7 @@ class PodsQuestion(PlanQuestion):
 
     kind: Literal["pods"] = "pods"  # type: ignore[assignment]
     pods: PodsFile = option(
-        "Cluster of several pods (YAML): devices, networks, and the link between.", SYSTEM
+        "Cluster of several pods (YAML): devices, networks and the link between them.", SYSTEM
     )
     offered = (
         "model", "pods", "batch", "sequence", "stack", "overlap", "cuda_graphs", "flags", "dropout",

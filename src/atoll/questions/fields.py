@@ -8,12 +8,22 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.files.yamlfile import Count, DeviceCount
-from atoll.questions.question import OUTPUT, Named, Power, Seconds, Several, Share, option
+from atoll.questions.question import (
+    OUTPUT,
+    Named,
+    Power,
+    Seconds,
+    Several,
+    Share,
+    TokenCount,
+    option,
+)
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH = "Chips", "Wafer", "Search"
 LAUNCH = "Launch file"
 RUN_LENGTH = "The whole run"
+ADVANCED = "Advanced"
 
 Counts = Annotated[tuple[Count, ...], Several]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
@@ -49,7 +59,8 @@ OrderName = Annotated[str, Named("atoll.step.orders:ORDERS")]
 Devices = Annotated[DeviceCount, option("Number of devices.", TRAINED)]
 Batch = Annotated[Count, option("Sequences in a step.", TRAINED, old=("global_batch",))]
 Sequence = Annotated[
-    Count | None, option("Tokens in a sequence.", TRAINED, old=("seq",), shown="the model's")
+    TokenCount | None,
+    option('Tokens in a sequence, 8192 or "8k".', TRAINED, old=("seq",), shown="the model's"),
 ]
 AtLeastOne = Field(min_length=1)
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -61,12 +72,12 @@ Headroom = Annotated[
 ]
 PowerCap = Annotated[
     Power | None,
-    option('What each device\'s power is held to, "500 W".', SYSTEM, shown="its rating"),
+    option('Power limit of each device, "500 W".', SYSTEM, shown="its rating"),
 ]
-Seed = Annotated[NonNegative, option("Seed of what is sampled.", SEARCH)]
+Seed = Annotated[NonNegative, option("Seed of random samples.", ADVANCED)]
 TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]
 Pareto = Annotated[bool, option("Also find the fronts against area, power and energy.", SEARCH)]
-Baselines = Annotated[bool, option("Lay known designs beside the answer.", SEARCH)]
+Baselines = Annotated[bool, option("Compare the answer with known designs.", SEARCH)]
 Workers = Annotated[
     NonNegative | None,
     option("Local processes; 0: this one.", SEARCH, shown="as the work needs", exclude=True),
@@ -74,15 +85,15 @@ Workers = Annotated[
 Cluster = Annotated[str | None, option("Dask: tcp://host:8786, or local:4.", SEARCH, exclude=True)]
 OutFolder = Annotated[
     Path | None,
-    option("Keep all in this folder; started again, it continues.", OUTPUT, exclude=True),
+    option("Keep the run in this folder; the same command continues it.", OUTPUT, exclude=True),
 ]
 Out = Annotated[
     Path | None,
-    option("Keep it in this folder, for atoll report and atoll trace.", OUTPUT, exclude=True),
+    option("Keep the answer in this folder, for atoll report.", OUTPUT, exclude=True),
 ]
 Sweep = Annotated[
     tuple[str, ...], Several,
-    option("NAME=VALUE,...: ask for every value of a field, of several for all combinations.",
+    option("NAME=VALUE,...: answer for each value of an option, or all combinations of several.",
            OUTPUT, shown="none", exclude=True),
 ]  # fmt: skip
 Messages = Annotated[

@@ -38,7 +38,7 @@ class CheckFields(TypedDict, total=False):
     devices: int | None
     model: str | None
     batch: int | None
-    sequence: int | None
+    sequence: int | str | None
     network: str | None
     stack: str | None
     headroom: float | str | None
@@ -62,7 +62,8 @@ class EstimateFields(TypedDict, total=False):
     set: Sequence[str] | str | None
     from_: str | None
     batch: int | None
-    sequence: int | None
+    batch_tokens: int | str | None
+    sequence: int | str | None
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
@@ -131,7 +132,8 @@ class MeasureFields(TypedDict, total=False):
     set: Sequence[str] | str | None
     from_: str | None
     batch: int | None
-    sequence: int | None
+    batch_tokens: int | str | None
+    sequence: int | str | None
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
@@ -173,7 +175,7 @@ class MeasureFields(TypedDict, total=False):
 
 class ModelsFields(TypedDict, total=False):
     microbatch: int | None
-    sequence: int | None
+    sequence: int | str | None
     tp: int | None
 
 class PlaceFields(TypedDict, total=False):
@@ -189,7 +191,8 @@ class PlanFields(TypedDict, total=False):
     set: Sequence[str] | str | None
     from_: str | None
     batch: int | None
-    sequence: int | None
+    batch_tokens: int | str | None
+    sequence: int | str | None
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
@@ -243,7 +246,8 @@ class RunFields(TypedDict, total=False):
     set: Sequence[str] | str | None
     from_: str | None
     batch: int | None
-    sequence: int | None
+    batch_tokens: int | str | None
+    sequence: int | str | None
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
@@ -268,7 +272,7 @@ class SearchFields(TypedDict, total=False):
     model: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] | None
     devices: int | None
     batch: int | None
-    sequence: int | None
+    sequence: int | str | None
     optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
     precision: Literal["bf16", "fp8", "nvfp4"] | None
     objective: Literal["mean", "weighted", "worst"] | str | Aim | None
@@ -322,7 +326,7 @@ class SearchFields(TypedDict, total=False):
     dead_links: Any
     dead_share: float | str | None
     samples: int | None
-    explain: bool | None
+    explain: Any
 
 class ValidateFields(TypedDict, total=False):
     chips: str | Path | None

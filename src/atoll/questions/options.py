@@ -15,17 +15,20 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from atoll.questions.ask import ask, old_names
-from atoll.questions.question import OUTPUT, Question, about, completions, is_tuple, scalars
+from atoll.questions.question import OUTPUT, Question, completions, is_tuple, scalars
 from atoll.questions.sweeps import read_text
 from atoll.questions.texts import grouped, help_words, metavar, option_fields, spelled
 
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
 
 
-_LOUDNESS = (
-    ("quiet", ("--quiet", "-q"), "Say nothing while it runs."),
-    ("verbose", ("--verbose", "-v"), "Say every step while it runs."),
+_FLAGS = (
+    ("explain", "explain", ("--explain",), "Print all details: time and memory by part, reasons."),
+    ("as_json", "as_json", ("--json",), "Print one JSON object."),
+    ("began", "quiet", ("--quiet", "-q"), "Say nothing while it runs."),
+    ("began", "verbose", ("--verbose", "-v"), "Say every step while it runs."),
 )
+"""(Parameter of the function that needs it, name, spellings, help) of flags that are no fields."""
 
 
 class GroupedCommand(TyperCommand):
@@ -35,9 +38,11 @@ class GroupedCommand(TyperCommand):
     asked: tuple[type[Question], ...] = ()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        groups |= {group: [] for group in grouped(self.fields)} | {OUTPUT: []}
-        for parameter in self.get_params(ctx):
+        by_group = grouped(self.fields)
+        groups: dict[str, list[tuple[str, str]]] = {group: [] for group in ("Arguments", *by_group)}
+        group_of = {name: group for group, members in by_group.items() for name in members}
+        order = {name: number for number, name in enumerate(("job", *group_of))}
+        for parameter in sorted(self.get_params(ctx), key=lambda p: order.get(p.name, len(order))):
             record, info = parameter.get_help_record(ctx), self.fields.get(parameter.name)
             if record is None:
                 continue
@@ -45,7 +50,9 @@ class GroupedCommand(TyperCommand):
             if parameter.param_type_name == "argument":
                 groups["Arguments"].append((parameter.name.upper(), words))
             else:
-                groups[about(info, "group") if info else OUTPUT].append((record[0], words))
+                groups.setdefault(group_of.get(parameter.name, OUTPUT), []).append(
+                    (record[0], words)
+                )
         for group, rows in groups.items():
             if rows:
                 with formatter.section(group):
@@ -62,9 +69,8 @@ def add_command(
     """Add a command that builds its question and runs it. Only the options in `words` (its
     arguments) are created if all are known, as creating options is slow.
 
-    Questions with a `kind` can be in a job file, which the command then accepts. If `run` takes
-    `as_json`, the command has a flag `--json`; if it takes `began`, it gets the start time, and the
-    command has flags for its verbosity.
+    Questions with a `kind` can be in a job file, which the command then accepts. The parameters of
+    `run` decide which flags the command has; `began` gets the start time.
     """
     fields = option_fields(*verbs)
     kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in verbs}
@@ -78,17 +84,17 @@ def add_command(
     if name not in kinds:
         job = typer.Argument(metavar="JOB", help="A job file (YAML); options override its fields.")
         parameters.insert(0, _keyword("job", Path | None, job))
-    if "as_json" in run_parameters:
-        flag = typer.Option("--json", help="Print one JSON object.")
-        parameters.append(_keyword("as_json", bool, flag, default=False))
+    parameters += [
+        _keyword(flag, bool, typer.Option(*spellings, help=words), False)
+        for needed_by, flag, spellings, words in _FLAGS
+        if needed_by in run_parameters
+    ]
 
-    if "began" in run_parameters:
-        parameters += [_keyword(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
-
-    def command(job: Path | None = None, as_json: bool = False, **options: Any) -> None:
-        quiet, verbose = options.pop("quiet", False), options.pop("verbose", False)
+    def command(job: Path | None = None, **options: Any) -> None:
+        wanted = {flag: options.pop(flag, False) for _, flag, _, _ in _FLAGS}
+        quiet, verbose = wanted["quiet"], wanted["verbose"]
         say(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
-        wanted = {"began": time.monotonic(), "as_json": as_json}
+        wanted["began"] = time.monotonic()
         values = {
             n: _read(fields[old.get(n, n)], value, n not in arguments)
             for n, value in options.items()
@@ -100,16 +106,16 @@ def add_command(
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__ = name
-    words = cleandoc(verbs[0].__doc__ or "")
+    first, _, words = cleandoc(verbs[0].__doc__ or "").partition("\n\n")
     if any(is_tuple(info) for n, info in fields.items() if n not in arguments):
         words += "\n\nAn option with N,... takes several values, with commas or given again."
     examples = "\n".join(f"  {q.example}" for q in verbs if q.example.startswith(f"atoll {name}"))
+    first = first.replace("\n", " ")
     app.command(
         name,
         cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": verbs}),
-        help=words,
-        short_help=words.partition("\n\n")[0].replace("\n", " "),
-        epilog=f"\b\nExample:\n{examples}",
+        help=f"{first}\n\n\b\n{examples}\n\n{words}",
+        short_help=first,
     )(command)
 
 
@@ -117,7 +123,7 @@ def _options_named(words: Sequence[str], names: Iterable[str]) -> set[str]:
     """Return fields whose options are in a command line; all if it has none or unknown ones."""
     options = {spelled(flag): n for n in names for flag in (n, f"no_{n}")}
     flags_used = {word.partition("=")[0] for word in words if word.startswith("-")}
-    plain = {"--json", *(flag for _, flags, _ in _LOUDNESS for flag in flags)}
+    plain = {spelling for _, _, spellings, _ in _FLAGS for spelling in spellings}
     only_options = bool(words) and flags_used <= options.keys() | plain
     return {options[word] for word in flags_used - plain} if only_options else set(options.values())
 

@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 from atoll.base import units
 from atoll.base.errors import AtollError
 from atoll.base.registry import Registry, import_named
-from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
+from atoll.files.yamlfile import MOST, FileModel, quantity, suggestion, validate_dict
 
 OUTPUT = "Output"
 """Group of the options for output files."""
@@ -307,6 +307,9 @@ Area = Annotated[float, quantity(units.AREA, "mm2"), Field(gt=0), Measured]
 Power = Annotated[float, quantity(units.POWER, "W"), Field(gt=0), Measured]
 Density = Annotated[float, quantity(units.POWER_DENSITY, "W/mm2"), Field(gt=0), Measured]
 Seconds = Annotated[float, quantity(units.TIME, "s"), Field(gt=0), Measured]
+TokenCount = Annotated[
+    int, BeforeValidator(units.parse_tokens), Field(strict=True, gt=0, le=MOST), Measured
+]
 Tokens = Annotated[float, quantity(units.TOKENS, ""), Field(ge=1), Measured]
 Price = Annotated[float, quantity(units.PRICE, ""), Field(gt=0), Measured]
 Share = Annotated[float, quantity(units.SHARE, ""), Field(ge=0, lt=1), Measured]

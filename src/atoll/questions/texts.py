@@ -12,8 +12,10 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from atoll import questions
+from atoll.questions.fields import ADVANCED, LAUNCH, RUN_LENGTH, SEARCH
 from atoll.questions.question import (
     OUTPUT,
+    Measured,
     Question,
     about,
     allowed,
@@ -49,12 +51,23 @@ def question_fields(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
     return merged
 
 
+MOST_USED = (
+    "model", "device", "devices", "batch", "batch_tokens", "sequence", "tool", "tokens", "price",
+    "max_area", "max_power", "launch_file", "out",
+)  # fmt: skip
+"""Options of the first group of a command with a model."""
+
+
 def grouped(fields: Mapping[str, FieldInfo]) -> dict[str, dict[str, FieldInfo]]:
-    """Return fields by group, with the output group last."""
-    groups: dict[str, dict[str, FieldInfo]] = {}
+    """Return fields by group: the most used options first, output and advanced ones last."""
+    usual = MOST_USED if {"model", "devices"} <= fields.keys() else ()
+    groups = {"Most used": {name: fields[name] for name in usual if name in fields}}
     for name, info in fields.items():
-        groups.setdefault(about(info, "group"), {})[name] = info
-    return dict(sorted(groups.items(), key=lambda group: group[0] == OUTPUT))
+        if name not in usual:
+            groups.setdefault(about(info, "group"), {})[name] = info
+    last = ("", RUN_LENGTH, LAUNCH, SEARCH, OUTPUT, ADVANCED)
+    order = sorted(groups, key=lambda group: last.index(group if group in last else ""))
+    return {group: groups[group] for group in order if groups[group]}
 
 
 def help_words(name: str, info: FieldInfo, question_kinds: Sequence[type[Question]] = ()) -> str:
@@ -65,7 +78,8 @@ def help_words(name: str, info: FieldInfo, question_kinds: Sequence[type[Questio
         field = question_fields(question).get(name, info)
         if (words := default_words(field)) != default_words(info):
             default += f"; {question.model_fields['kind'].default}: {words}"
-    return f"{info.description} {f'Values: {values}. ' if values else ''}[{default}]"
+    shown = "" if default == "default: none" else f" [{default}]"
+    return f"{info.description}{f' Values: {values}.' if values else ''}{shown}"
 
 
 def _default(
@@ -80,13 +94,14 @@ def _default(
     first, *others = question_kinds or (Question,)
     if name not in first.needed(()):
         return f"default: {default_words(info) or 'none'}"
-    substitutes = [n for n in question_fields(first) if name not in first.needed((n,))]
+    substitutes = [written(n) for n in question_fields(first) if name not in first.needed((n,))]
     for question in others:
         kind = question.model_fields["kind"].default
         if kind in question.model_fields and name not in question.needed((kind,)):
-            substitutes.append(kind)
-    words = " or ".join(map(written, substitutes))
-    return f"required, unless {words} is given" if words else "required"
+            substitutes.append(written(kind))
+    if "kind" in first.model_fields:
+        substitutes.insert(0, "JOB" if written is spelled else "job")
+    return f"required without {' or '.join(substitutes)}" if substitutes else "required"
 
 
 def metavar(info: FieldInfo) -> str:
@@ -105,6 +120,7 @@ def python_type(info: FieldInfo, single: str = "") -> str:
         _ACCEPTED[BaseModel] if issubclass(kind, BaseModel) else _ACCEPTED.get(kind, kind.__name__)
         for kind in sorted(scalars(info), key=lambda kind: kind.__name__)
     ]
+    words += ["str"] if any(part is Measured for part in inside(info.annotation)) else []
     single = single or " | ".join(dict.fromkeys(" | ".join(words).split(" | ")))
     return f"Sequence[{single}] | {single} | None" if is_tuple(info) else f"{single} | None"
 
@@ -132,7 +148,8 @@ def described(function: F) -> F:
     if command is None:
         return function
     question_kinds = questions.COMMANDS[command]
-    fields = question_fields(*question_kinds)
+    groups = grouped(question_fields(*question_kinds))
+    fields = {name: info for group in groups.values() for name, info in group.items()}
     parameters = signature(function).parameters
     head, returns, tail = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
     lines = [

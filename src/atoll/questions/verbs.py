@@ -19,7 +19,16 @@ from atoll.questions.devices import (
     SiteFile,
 )
 from atoll.questions.fields import LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, NonNegative
-from atoll.questions.question import OUTPUT, Named, Question, Seconds, Several, locate, option
+from atoll.questions.question import (
+    OUTPUT,
+    Named,
+    Question,
+    Seconds,
+    Several,
+    TokenCount,
+    locate,
+    option,
+)
 
 MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
 Folder = Annotated[
@@ -85,7 +94,7 @@ class CalibrateQuestion(Question):
 
 
 class ValidateQuestion(Question):
-    """Hold predictions against measurements: errors overall and by group, worst rows, regret.
+    """Compare predictions with measurements: errors overall and by group, worst rows, regret.
 
     With --chips, the physical model of chips against published ones: area and power by part.
     """
@@ -111,7 +120,7 @@ class ValidateQuestion(Question):
 
 
 class BenchQuestion(Question):
-    """Lay predictors side by side on the same measured runs: errors, memory, regret, speed.
+    """Compare predictors on the same measured runs: errors, memory, regret, speed.
 
     Ours, a rule of thumb, a roofline, llm-analysis where it is installed, and those of plug-ins.
     What one cannot express is counted as such.
@@ -179,7 +188,7 @@ class DesignsQuestion(Question):
 
 
 class ExplainQuestion(Question):
-    """Say why this answer: where the time goes, what limits it, what the runner-up lacks.
+    """Explain an answer: where the time goes, what limits it, why the runner-up is slower.
 
     On a wafer's folder also what more of each resource would be worth.
     """
@@ -189,6 +198,11 @@ class ExplainQuestion(Question):
         "Of a wafer's mapping: solve it again with one decision variable frozen after the other.",
         OUTPUT,
         False,
+    )
+    zigzag: Path | None = option(
+        "Write the chip and the mappings of its matrix products here, as input files of ZigZag.",
+        OUTPUT,
+        None,
     )
     example = "atoll explain runs/mine"
     arguments = ("folder",)
@@ -208,7 +222,7 @@ class ReportQuestion(Question):
 
 
 class CompareQuestion(Question):
-    """Lay runs side by side: what was asked of each, and what came out."""
+    """Compare runs: options and results in one table."""
 
     runs: tuple[Path, ...] = option(
         "Folders that search, plan or estimate wrote (--out), or files of answers (--json).", "Runs"
@@ -246,13 +260,15 @@ class ServeQuestion(Question):
 
 
 class CheckQuestion(LaunchQuestion, LengthQuestion):
-    """Judge a launch file: does it fit, how long is a step, which layout would be better.
+    """Check a launch file: does it fit, how long is a step, which layout would be better.
 
     Reads Megatron-LM scripts (followed, never run), torchtitan TOML, DeepSpeed JSON, NeMo YAML.
     """
 
     file: Path = option("The launch file.", f.LAUNCH)
-    device: f.DeviceName = option("Device of the catalogue (h100, tpu-v5p) or a file.", SYSTEM)
+    device: f.DeviceName = option(
+        "GPU or TPU: name (`atoll hardware`: h100, tpu-v5p) or file.", SYSTEM, old=("gpu",)
+    )
     devices: Count | None = option("Number of devices.", SYSTEM, None, shown="the file's")
     model: str | None = option(
         "Zoo name or config.json, where the file does not describe the model.",
@@ -261,7 +277,9 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
         shown="the file's",
     )
     batch: Count | None = option("Sequences in a step.", TRAINED, None, shown="the file's")
-    sequence: Count | None = option("Tokens in a sequence.", TRAINED, None, shown="the file's")
+    sequence: TokenCount | None = option(
+        'Tokens in a sequence, 8192 or "8k".', TRAINED, None, shown="the file's"
+    )
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
     )
@@ -341,9 +359,9 @@ class MeasureQuestion(LayoutQuestion, RunQuestion):
 
 
 class McpQuestion(Question):
-    """Offer the verbs that only read to agents, over the Model Context Protocol (stdio).
+    """Serve the read-only commands to agents over the Model Context Protocol (stdio).
 
-    Needs the extra mcp. Tools are the commands' questions; answers are those of --json.
+    Needs the extra mcp.
     """
 
     folders: Annotated[tuple[Path, ...], Several] = option(

@@ -41,11 +41,13 @@ class WaferQuestion(Question):
 
     kind: Literal["wafer"] = "wafer"
     model: f.ModelName = option(
-        "Zoo name, config.json, captured model, folder or id.", TRAINED, "llama2-70b"
+        "Zoo name (`atoll models`), config.json or its folder, Hugging Face id, captured file.",
+        TRAINED,
+        "llama2-70b",
     )
     batch: f.Batch = 128
     sequence: f.Sequence = None
-    optimizer: f.OptimizerName = option("Bytes of its states.", TRAINED, "mixed")
+    optimizer: f.OptimizerName = option("Optimizer states and their precision.", TRAINED, "mixed")
     wafer: WaferName = option(
         "A wafer, or a space of wafers, instead of devices: name or file.", WAFER, "default",
         shown="none, but default with options of this group",
@@ -75,7 +77,9 @@ class WaferQuestion(Question):
         "Share of dead dies of sampled wafers.", WAFER, None, shown="the wafer's"
     )
     samples: NonNegative = option("Wafers with dead dies to sample.", WAFER, 0)
-    explain: bool = option("Say what more of each resource would be worth.", WAFER, False)
+    explain: bool = option(
+        "Say what more of each resource would be worth.", WAFER, False, file_only=True
+    )
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
     baselines: f.Baselines = True

@@ -8,7 +8,13 @@ from atoll.answers.answer import build_from
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.layout import candidates_words
 from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer
-from atoll.base.units import format_bytes, format_count, format_mfu, format_seconds
+from atoll.base.units import (
+    NOT_COUNTED,
+    format_bytes,
+    format_count,
+    format_mfu,
+    format_seconds,
+)
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import timeline_view
 from atoll.report.view import (
@@ -84,7 +90,8 @@ def _notes(answer: PlanAnswer | EstimateAnswer) -> Iterator[str]:
         yield f"memory is tight: some runs of this kind would need {most} where this one fits"
     if isinstance(answer, PlanAnswer):
         yield answer.choice
-        yield candidates_words(answer.alternatives, answer.between_layouts)
+        if near := candidates_words(answer.alternatives, answer.between_layouts):
+            yield f"also try: {near}"
 
 
 def _pass(entry: DevicePass) -> PassView:
@@ -105,7 +112,7 @@ def _sentence(answer: PlanAnswer | EstimateAnswer) -> str:
         f"with {axes or 'one device alone'}, microbatch {layout.microbatch}, schedule "
         f"{layout.schedule}, ZeRO {layout.zero}, recompute {layout.recompute}; it needs "
         f"{format_bytes(memory.needed)} of {format_bytes(memory.capacity)} per device."
-        f" {answer.interval.sentence(3)} ({answer.expected_error.sentence()})."
+        f" Step time: {answer.interval.sentence(3)}; {answer.expected_error.sentence()}."
     )
 
 
@@ -144,7 +151,7 @@ def _facts(answer: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
     return (
         ("Step", format_seconds(answer.step_time_s)),
         ("Throughput", f"{answer.tokens_per_s_per_device:,.0f} tokens/s per device"),
-        ("MFU", format_mfu(answer.mfu)),
+        ("MFU", f"{format_mfu(answer.mfu)} ({NOT_COUNTED})"),
         *_power(answer),
         ("Memory", f"{format_bytes(answer.memory_bytes.needed)} on the fullest device"),
         *(() if answer.whole_run is None else _run_length_facts(answer.whole_run)),

@@ -25,7 +25,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.orders import SPLIT, WEIGHT_DELAY, chunks_per_stage, first_group, model_copies
+from atoll.step.orders import (
+    FUSED,
+    SPLIT,
+    WEIGHT_DELAY,
+    chunks_per_stage,
+    first_group,
+    model_copies,
+)
 from atoll.step.replay import PassTime
 
 N = TypeVar("N", float, NDArray[np.float64])
@@ -79,6 +86,8 @@ def bubble_terms(
         h = p // 2 - 1
         late = max(0, h - max(0, 2 * p - m))
         return (h, h, -late), (-1, 2 * h, -late)
+    if order not in FUSED:
+        raise ValueError(f"pipeline order {order} has no bubble")
     times = (n + (vpp - 1) * max(0, p - m)) / vpp
     return ((times, times, times),)
 

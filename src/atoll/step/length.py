@@ -76,21 +76,23 @@ class WholeRun:
     interval_steps: int
     restart_s: float
 
-    def sentences(self) -> tuple[str, str]:
-        """Describe the run's cost, and the effect of failures."""
+    def cost_sentence(self) -> str:
+        """Describe days, device-hours, dollars and energy."""
         cost = "" if self.dollars is None else f", {self.dollars:,.0f} dollars"
-        energy = (
-            "" if self.energy_J is None else f", {_few(self.energy_J / 3.6e9)} MWh of the devices"
-        )
+        energy = "" if self.energy_J is None else f", {_few(self.energy_J / 3.6e9)} MWh"
         return (
-            f"{format_count(self.tokens)} tokens take {self.steps:,} steps and {_few(self.days)} "
-            f"days ({_few(self.days_low)} to {_few(self.days_high)}), {self.device_hours:,.0f} "
-            f"device-hours{cost}{energy}",
-            f"of that time {self.goodput:.1%} is training that counts: an interruption every "
-            f"{_time(self.mtbf_s)}, {_few(self.interruptions)} in all, a restart of "
-            f"{_time(self.restart_s)}; a checkpoint ({_few(self.checkpoint_bytes / 1e9)} GB in "
-            f"{_time(self.checkpoint_s)}) is best written every {self.interval_steps:,} steps "
-            f"({_time(self.interval_s)})",
+            f"{_few(self.days)} days ({_few(self.days_low)} to {_few(self.days_high)}) for "
+            f"{format_count(self.tokens)} tokens, {self.device_hours:,.0f} device-hours"
+            f"{cost}{energy}"
+        )
+
+    def failure_sentence(self) -> str:
+        """Describe failures, and how often to write a checkpoint."""
+        return (
+            f"{self.goodput:.1%} of the time counts: an interruption every {_time(self.mtbf_s)} "
+            f"({_few(self.interruptions)} in all) with a restart of {_time(self.restart_s)}; write "
+            f"a checkpoint ({_few(self.checkpoint_bytes / 1e9)} GB in {_time(self.checkpoint_s)}) "
+            f"every {self.interval_steps:,} steps ({_time(self.interval_s)})"
         )
 
 

@@ -34,6 +34,8 @@ TWO_CHUNKS = ("zb-v", "dualpipe")
 """Orders in which a stage holds two chunks of the model."""
 WEIGHT_DELAY = {"zb-h1": 1, "zb-h2": 2}
 """Weight passes that a stage delays per stage before it."""
+FUSED = ("1f1b", "interleaved", "gpipe")
+"""Orders whose backward pass includes the weight gradients."""
 KINDS = ("F", "B", "W")
 FORWARD, BACKWARD, WEIGHT = range(3)
 
@@ -116,6 +118,8 @@ def stage_codes(order: str, stage: int, stages: int, chunks: int, microbatches: 
         )
     if order in WEIGHT_DELAY:
         return _zero_bubble_passes(order, stage, stages, microbatches)
+    if order not in FUSED:
+        raise ValueError(f"pipeline order {order} has no passes")
     return _fused(order, stage, stages, chunks, microbatches)
 
 

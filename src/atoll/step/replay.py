@@ -12,6 +12,7 @@ interleaved chunks that differ by a factor of four within 4 %.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -39,7 +40,10 @@ FEWEST_ROUNDS, FEWEST_MICROBATCHES = 4, 64
 """Rounds (of as many microbatches as stages) and microbatches that are replayed at least: the
 larger of the two counts."""
 WORTH_COMPILING = 2_500_000
-"""Replayed passes after which this process loads the compiled loops: loading takes as long."""
+"""Replayed passes after which this process loads the compiler for its loops: loading takes as
+long."""
+WORTH_LOADING = 100_000
+"""Replayed passes after which a process that has loaded the compiler loads the compiled loops."""
 MOST_STEPS = 2_000
 """Replayed pipelines whose times are remembered, of some kB each."""
 
@@ -321,7 +325,8 @@ def _run(
 def _compiles(passes: int) -> bool:
     """Return whether a loop over so many further passes is worth compiling."""
     _replayed[0] += passes
-    return _replayed[0] >= WORTH_COMPILING
+    compiler_loaded = "atoll.base.jit" in sys.modules
+    return _replayed[0] >= (WORTH_LOADING if compiler_loaded else WORTH_COMPILING)
 
 
 @cache

@@ -64,7 +64,8 @@ STATES = {
         States("bf16", weight=2, gradient=2, optimizer=4, reduced=2, update=14),
         States("fp32", weight=4, gradient=4, optimizer=8, reduced=4, update=28),
         # bitsandbytes' moments of 8 bits with a scale per block of 256; its kernel is not limited
-        # by memory: 27.5 ms per 1e9 parameters on an H200, as 121 bytes (10 are moved).
+        # by memory: 27.5 ms per 1e9 parameters on an H200, as 98 bytes times the device's factor of
+        # optimizer steps (35.75 / 28); 10 are moved.
         States("8bit", weight=2, gradient=2, optimizer=2.1, reduced=2, update=98),
         States("sgd", weight=2, gradient=2, optimizer=0, reduced=2, update=6),
     )

@@ -83,6 +83,8 @@ class Stack:
     """`loss_bytes` where the loss takes 16-bit logits (masked language models)."""
     vocabulary_parallel: bool
     """The loss works on each tensor rank's part of the logits, not on gathered logits."""
+    divides_table: bool = field(default=True, kw_only=True)
+    """Tensor ranks divide the embedding's rows and the loss."""
     keeps_gathered: bool
     """Sequence parallelism keeps gathered inputs for backward instead of gathering them again."""
     overlap: Overlap
@@ -90,6 +92,10 @@ class Stack:
     """Gradients are allocated during the backward pass, not before the step."""
     buckets: bool = False
     """Several replicas (ZeRO 0) keep gradients in buckets from step to step, as DDP does."""
+    pads_experts: bool = False
+    """Experts' weights are divided by experts, and padded to a multiple of the ranks."""
+    delays_reduction: bool = False
+    """Under FSDP, gradients of several microbatches are kept undivided and reduced once."""
     parallel_loss_bytes: float = 0.0
     """Further bytes per logit at the peak of a loss that is divided over tensor ranks."""
     loss_chunks: int = 1
@@ -331,8 +337,8 @@ def linear_loss(stack: Stack) -> Stack:
     """Use Liger's loss, which computes logits by chunks and replaces them by their gradient in one
     kernel; the head's gradients follow at once.
     """
-    whole = replace(stack, recomputes_loss=False, loss_columns=0)
-    return _with_loss(whole, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+    plain = replace(stack, recomputes_loss=False, loss_columns=0)
+    return _with_loss(plain, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
 
 
 def compiled_kernels(stack: Stack) -> Stack:

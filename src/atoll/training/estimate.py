@@ -14,7 +14,7 @@ from atoll.answers.answer import DrawableResult
 from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile, Uncertainty
 from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
-from atoll.base.notebook import answer_html, bar_text
+from atoll.base.notebook import answer_html, bar_text, summary_lines
 from atoll.base.registry import import_named
 from atoll.base.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.cost.pricer import total
@@ -30,7 +30,6 @@ from atoll.training.accuracy import (
     UNSURE,
     beyond_published,
     run_kind,
-    unpriced_doubt,
 )
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
@@ -42,6 +41,7 @@ from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
 from atoll.training.operators.step_clock import drawn_W
 from atoll.training.run import Run
+from atoll.training.shard_kernels import shard_copies_s, update_floor_s
 from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.training.uncertainty import (
     Spread,
@@ -50,9 +50,8 @@ from atoll.training.uncertainty import (
     memory_spread,
     most_needed_bytes,
     narrowed,
-    spread,
+    step_spread,
     time_shares,
-    updated,
 )
 from atoll.workload.flops import model_flops, trained_parameters
 
@@ -124,14 +123,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @cached_property
     def time_spread(self) -> Spread:
         """Distribution of measured over estimated step times."""
-        site, shares = self.run.site, self.time_shares
-        time = spread(error_fits().step_time, shares)
-        if site is not None and site.reach is not None:
-            sd = min(site.reach / time.reach, time.sd)
-            time = replace(time, causes={}, rest=sd, bias=0.0)
-        elif site is not None and site.errors:
-            time = updated(error_fits().step_time, shares, site.errors)
-        return time.with_cause("arguments", unpriced_doubt(self.run.arguments))
+        return step_spread(self.run, self.time_shares)
 
     @cached_property
     def memory_spread(self) -> Spread:
@@ -172,8 +164,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     def out_of_memory(self) -> float:
         """Chance that the fullest stage needs more memory than its device has."""
         worst, run = self.worst, self.run
-        room = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
-        return self.memory_spread.chance_above(room / worst.allocated)
+        free_bytes = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
+        return self.memory_spread.chance_above(free_bytes / worst.allocated)
 
     @property
     def uncertainty(self) -> Uncertainty:
@@ -193,19 +185,6 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         error = self.expected_error
         return FEW_DIGITS if error.extrapolated or error.mean >= UNSURE else DIGITS
 
-    def sureness(self) -> str:
-        """Where such runs lie, and what is known of them.
-
-        Returns:
-            A sentence.
-
-        Examples:
-            >>> import atoll
-            >>> atoll.estimate("llama2-7b", "h100", 8, batch=64).sureness()  # doctest: +ELLIPSIS
-            '90% of runs of this kind lie between ... and ...'
-        """
-        return f"{self.interval.sentence(FEW_DIGITS + 1)} ({self.expected_error.sentence()})"
-
     def figures(self) -> tuple[str, str, str]:
         """Step, throughput and MFU, to the digits that they are worth.
 
@@ -215,13 +194,17 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         Examples:
             >>> import atoll
             >>> atoll.estimate("llama2-7b", "h100", 8, batch=64).figures()[1]  # doctest: +ELLIPSIS
-            '... tokens/s per device'
+            '... tokens/s (... per device)'
         """
         rate, few = self.tokens_per_s_per_device, self.digits < DIGITS
-        tokens = float(f"{rate:.{self.digits - 1}e}") if few else rate
+        every, single = (
+            float(f"{tokens:.{self.digits - 1}e}") if few else tokens
+            for tokens in (rate * self.run.devices, rate)
+        )
+        per_device = f" ({single:,.0f} per device)" if self.run.devices > 1 else ""
         return (
             format_seconds(self.step.time_s, self.digits),
-            f"{tokens:,.0f} tokens/s per device",
+            f"{every:,.0f} tokens/s{per_device}",
             format_mfu(self.mfu, 0 if few else 1),
         )
 
@@ -300,22 +283,24 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """What is needed of the memory, and whether that is there.
 
         Returns:
-            Words, such as "70 GiB needed of 80 GiB: fits".
+            Words, such as "70 GiB needed of 80 GiB: fits, 10 GiB (12%) to spare".
 
         Examples:
             >>> import atoll
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).verdict()  # doctest: +ELLIPSIS
-            '... needed of 79.65 GiB: fits'
+            '... needed of 79.65 GiB: fits, ... to spare'
         """
         run = self.run
         free = f" less {100 * run.headroom:.4g}% kept free" if run.headroom else ""
-        words = "fits" if self.fits else "DOES NOT FIT"
+        margin = run.capacity_bytes - self.worst.needed
+        words = f"fits, {format_bytes(margin)} ({margin / run.gpu.hbm_bytes:.0%}) to spare"
         if self.tight:
             words = (
-                f"fits, but tight: some runs of this kind would need "
-                f"{format_bytes(self.most_needed_bytes)} (chance of running out of memory "
-                f"{self.out_of_memory:.0%})"
+                f"fits, but tight: {format_bytes(margin)} to spare, "
+                f"{self.out_of_memory:.0%} chance of running out of memory"
             )
+        elif not self.fits:
+            words = f"DOES NOT FIT, {format_bytes(-margin)} too much"
         return (
             f"{format_bytes(self.worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}"
             f"{free}: {words}"
@@ -354,37 +339,33 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return flops / self.step.time_s / peak
 
     def _repr_html_(self) -> str:
-        return answer_html(*self.summary())
+        return answer_html(self.summary(), self.step.breakdown())
 
-    def summary(self) -> tuple[str, list[tuple[str, str]], dict[str, float]]:
-        """What is shown to people.
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the answer in short: what to run, step time, memory, cost, confidence.
 
         Returns:
-            Title, facts by name, and the parts of the step in seconds.
+            Lines as (label, text), in the order in which every answer has them.
 
         Examples:
             >>> import atoll
-            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).summary()[0]
-            'gpt2-xl on 8 h100'
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).summary()[0]  # doctest: +ELLIPSIS
+            ('Run', 'gpt2-xl on 8 h100 with megatron-lm: ...')
         """
-        run = self.run
+        run, run_length = self.run, self.whole_run
         step, throughput, mfu = self.figures()
-        facts = [
-            *(("note", note) for note in self.notes),
-            ("layout", str(self.layout)),
-            ("step", step),
-            ("throughput", throughput),
-            ("MFU", mfu),
-            ("interval", self.sureness()),
-            ("memory", f"on stage {self.worst.stage} {self.verdict()}"),
+        what = f"{run.model.name} on {run.devices:,} {run.gpu.name} with {run.software}"
+        return [
+            *(("Note", note) for note in self.notes),
+            ("Run", f"{what}: {self.layout}"),
+            ("Step", f"{step} ({self.interval.sentence(FEW_DIGITS + 1)}), {throughput}, MFU {mfu}"),
+            ("Memory", self.verdict()),
+            *([] if run_length is None else [("Cost", run_length.cost_sentence())]),
+            ("Confidence", self.expected_error.sentence()),
         ]
-        title = f"{run.model.name} on {run.devices:,} {run.gpu.name}"
-        return title, facts, self.step.breakdown()
 
     def __str__(self) -> str:
-        title, facts, parts_s = self.summary()
-        rows = [f"  {name:<12}{value}" for name, value in facts]
-        return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
+        return "\n".join([*summary_lines(self.summary()), bar_text(self.step.breakdown())])
 
 
 def rank_compute_s(estimate: Estimate, stage: int) -> float:
@@ -392,8 +373,9 @@ def rank_compute_s(estimate: Estimate, stage: int) -> float:
     step, stage_time = estimate.usual_step, estimate.stages[stage]
     passes = stage_time.forward, stage_time.backward, stage_time.recompute
     pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
-    microbatches = estimate.layout.microbatches(estimate.run.global_batch)
-    parts_s = microbatches * pass_s + step.accumulate_s + step.optimizer_s
+    stepper, shares = Estimator(estimate.run).shares(estimate.layout)
+    parts_s = stepper.microbatches * pass_s + step.accumulate_s + step.optimizer_s
+    parts_s += shard_copies_s(stepper, shares[stage])
     return parts_s * estimate.run.stack.slack
 
 
@@ -408,7 +390,8 @@ def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
         passes_s = pass_classes_s(prices, layout, chunks, policy)
         times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
         times_s["streaming"] += step.accumulate_s
-        return times_s | {"optimizer": step.optimizer_s}
+        times_s["streaming"] += shard_copies_s(stepper, chunks)
+        return times_s | {"optimizer": max(step.optimizer_s, update_floor_s(stepper, chunks))}
 
     # Where the host or others limit the step, the device draws less and keeps a higher clock.
     busy_s = sum(classes_s(estimator).values())

@@ -74,11 +74,13 @@ class PeakParts(NamedTuple):
 def peak_parts(
     run: Run,
     parts: PeakParts,
+    at_end_bytes: Floats,
     shared_parameters: Floats,
     accumulates: NDArray[np.bool_],
 ) -> PeakParts:
-    """Return the parts at the peak of a step, from the largest bytes of each; `accumulates`:
-    gradients exist before the last microbatch.
+    """Return the parts at the peak of a step, from the largest bytes of each; `at_end_bytes`:
+    temporaries when all activations are freed; `accumulates`: gradients exist before the last
+    microbatch.
 
     The loss ends before the first block's temporaries are allocated. With late gradients, these are
     allocated layer by layer as activations are freed, so the peak is at either end; with
@@ -93,7 +95,7 @@ def peak_parts(
         return PeakParts(gradients, activations, logits, beyond_loss + np.maximum(copied, 0.0))
     tied = 0 if run.adapters else shared_parameters
     early = np.where(accumulates, gradients, 0.0)
-    summed = np.maximum(transient, 2 * run.states.gradient * tied)
+    summed = np.maximum(at_end_bytes, 2 * run.states.gradient * tied)
     if run.stack.optimizer == "foreach":  # square roots of the second moments, like gradients
         summed = np.maximum(summed, gradients)
     at_end = gradients + summed > early + activations + logits + beyond_loss
@@ -175,47 +177,147 @@ def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) 
     """Return the bytes of gathered tensors that exist both during the loss and during a block's
     backward pass, and of workspaces of matrix libraries.
     """
-    return min(_gathered_phases(run, layers, zero)) + workspace_bytes(run)
+    return _common_bytes(run, layers, zero) + workspace_bytes(run)
 
 
-def phase_bytes(
-    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int
-) -> tuple[float, float]:
-    """Return the further bytes of gathered tensors during the loss, and in a block's backward."""
-    phases = _gathered_phases(run, layers, zero)
-    return phases[0] - min(phases), phases[1] - min(phases)
-
-
-def _gathered_phases(
-    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int
-) -> tuple[float, float]:
-    """Return the bytes of gathered weights and of gradients before they are reduced, during the
-    loss and in a block's backward pass.
-
-    FSDP keeps the weights of its outermost group from the forward to the backward pass, and starts
-    to gather the last block's where the loss is part of the model (`Stack.gathered_at_loss`). A
-    block's backward pass has its weights, those of the next one, and gradients of the one before in
-    the reduction's buffer; its own gradients replace activations that they free.
+def loss_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+    """Return the further bytes of gathered tensors during the loss. FSDP keeps the weights of its
+    outermost group from the forward to the backward pass, and starts to gather the last block's
+    where the loss is part of the model (`Stack.gathered_at_loss`).
     """
-    stack, gathered = run.stack, run.gathered_bytes
+    if not _is_sharded(run, zero):
+        return 0.0
+    return _gathered_at_loss(run, layers, zero) - _common_bytes(run, layers, zero)
+
+
+def padded_loss_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+    """Return the bytes of a gathered block's experts during the loss."""
+    if not _is_sharded(run, zero) or "block" not in run.stack.gathered_at_loss:
+        return 0.0
+    groups = ShardedGroups.of(run, layers, zero)
+    return groups.gathered * groups.expert
+
+
+def _is_sharded(run: Run, zero: int) -> bool:
+    """Return whether PyTorch's FSDP divides gradients."""
+    return bool(run.stack.gathered_at_loss) and zero >= 2
+
+
+def _common_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+    if _is_sharded(run, zero):
+        groups = ShardedGroups.of(run, layers, zero)
+        return min(_gathered_at_loss(run, layers, zero), groups.gathered * groups.block)
     if zero < 2:
-        return 0.0, 0.0
-    if not stack.gathered_at_loss:
-        buffers = run.states.reduced * max(_trained(cost) for cost, _ in layers)
-        buffers = _gathered_bytes(run, layers) if zero == 3 else buffers
-        return buffers, buffers
-    resident = {cost.name: sum(resident_parameters(run, cost)) for cost, _ in layers}
-    trained, widest = (
-        max((count(cost) for cost, _ in layers if cost.is_block), default=0.0)
-        for count in (_trained, lambda cost: resident[cost.name])
-    )
-    in_blocks, at_loss = trained * run.states.reduced, 0.0
-    if zero == 3:
-        names = {**resident, "block": widest}
-        in_blocks += gathered * stack.gathered_layers * widest
-        at_loss = gathered * sum(names.get(name, 0.0) for name in stack.gathered_at_loss)
-    has_loss = any(cost.logits_bytes for cost, _ in layers)
-    return at_loss if has_loss else in_blocks, in_blocks
+        return 0.0
+    buffers = run.states.reduced * max(_trained(cost) for cost, _ in layers)
+    return _gathered_bytes(run, layers) if zero == 3 else buffers
+
+
+def _gathered_at_loss(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+    groups = ShardedGroups.of(run, layers, zero)
+    if not any(cost.logits_bytes for cost, _ in layers):
+        return groups.gathered * groups.block
+    names = run.stack.gathered_at_loss
+    return groups.gathered * float(sum(getattr(groups, name) for name in names))
+
+
+SHARDED_PHASES = 10
+"""Phases of a backward pass under FSDP: of the head, two of four blocks, and its end."""
+Phase = tuple[float, float, float]
+"""Bytes; parameters whose gradients are reduced by then; bytes per padding of experts' weights,
+over 1 (`Run.expert_padding`)."""
+
+
+class ShardedGroups(NamedTuple):
+    """Parameters of the groups that FSDP gathers and reduces, in a stage."""
+
+    embedding: float
+    block: float
+    head: float
+    trained_embedding: float
+    trained_block: float
+    trained_head: float
+    expert: float
+    """Those of a block's experts."""
+    gathered: float
+    """Bytes per gathered weight; 0 where all weights stay gathered (ZeRO 2)."""
+
+    @classmethod
+    def of(cls, run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> ShardedGroups:
+        """Return the groups of a stage's layers."""
+        counted = {"embedding": (0.0, 0.0), "head": (0.0, 0.0)}
+        counted |= {
+            c.name: (sum(resident_parameters(run, c)), float(_trained(c))) for c, _ in layers
+        }
+        blocks = [counted[cost.name] for cost, _ in layers if cost.is_block] or [(0.0, 0.0)]
+        widest, trained = (max(column) for column in zip(*blocks, strict=True))
+        (embedding, trained_embedding), (head, trained_head) = counted["embedding"], counted["head"]
+        expert = max(resident_parameters(run, c)[1] for c, _ in layers)
+        gathered = run.gathered_bytes if zero == 3 else 0.0
+        trained_groups = trained_embedding, trained, trained_head
+        return cls(embedding, widest, head, *trained_groups, expert, gathered)
+
+
+def _sharded_phases(
+    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int, policy: str
+) -> list[Phase]:
+    """Return the phases of a backward pass under FSDP (`transient_bytes`).
+
+    As in torch's FSDPParamGroup: a group's backward pass has its gathered weights and those of the
+    group before it (prefetched), its 16-bit gradients, and the reduction's buffer of the group
+    behind it, which is freed when its own reduction starts. That has the group's gradients in both
+    formats, and its weights no longer. Where the loss is part of the model, embedding and head are
+    the outermost group: gathered and with unreduced gradients until the end. The peak is at one of
+    the last or first two blocks.
+    """
+    groups = ShardedGroups.of(run, layers, zero)
+    gathered, reduced, half = groups.gathered, run.states.reduced, run.gathered_bytes
+    rooted = "block" in run.stack.gathered_at_loss
+    alone = 0 if rooted else 1  # embedding and head are groups of their own
+    blocks = [(cost, n) for cost, n in layers if cost.is_block]
+    count = sum(n for _, n in blocks)
+    freed = sum(kept_bytes(run, c, policy) for c, _ in layers if c.name == "head")
+    head, embedding = groups.trained_head, groups.trained_embedding
+    root = gathered * (groups.embedding + groups.head) + half * head if rooted else 0.0
+    # The head's reduction, while the last block is gathered.
+    in_head = gathered * groups.block + alone * (half + reduced) * head - freed
+    in_head -= alone * (half - gathered) * groups.head
+    phases = [(in_head, 0.0, gathered * groups.expert)]
+    for number in sorted({1, min(2, count), max(1, count - 1), count}) if count else ():
+        done = count - number
+        before = groups.block if number > 1 else alone * groups.embedding
+        behind = groups.trained_block if done else alone * head
+        fixed = root + gathered * before - freed
+        fixed -= (half - gathered) * (done * groups.block + alone * groups.head)
+        passed = max(_passed(run, cost, policy, done) for cost, _ in blocks)
+        least_kept = min(kept_bytes(run, cost, policy) for cost, _ in blocks)
+        expert_before, expert_behind = (number > 1) * groups.expert, bool(done) * groups.expert
+        parameters = done * groups.trained_block + alone * head
+        phases += [
+            (fixed + gathered * groups.block + reduced * behind + passed, parameters,
+             gathered * (groups.expert + expert_before) + reduced * expert_behind),
+            (fixed + (half + reduced) * groups.trained_block - (half - gathered) * groups.block
+             - (done + 1) * least_kept, parameters,
+             gathered * expert_before + reduced * groups.expert),
+        ]  # fmt: skip
+    last = (half + reduced) * (embedding + rooted * head)
+    if alone and embedding:
+        # DTensor computes the gradient of all rows of a table that tensor ranks divide.
+        rows = run.model.vocab * run.model.hidden
+        table = embedding + (rows if rows > 1.5 * embedding else 0)
+        waiting = groups.trained_block if count else head
+        last = max(last, half * table + gathered * groups.embedding + reduced * waiting)
+    last -= (half - gathered) * (count * groups.block + groups.embedding + groups.head)
+    padding = phases[-1:] * (SHARDED_PHASES - 1 - len(phases))
+    return [*phases, *padding, (last, 0.0, 0.0)]
+
+
+def _passed(run: Run, cost: LayerCost, policy: str, done: int) -> float:
+    """Return the bytes of a block's backward pass beyond kept tensors, less those of the blocks
+    that are done.
+    """
+    kept, share = kept_bytes(run, cost, policy), cost.kept(policy).share
+    return (kept_bytes(run, cost, "none") - kept) / share + cost.backward_bytes - done * kept
 
 
 def workspace_bytes(run: Run) -> float:
@@ -252,11 +354,20 @@ def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:
     return kept
 
 
-def transient_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], recompute: str) -> float:
-    """Return the temporaries of a block's backward pass, with recomputed tensors."""
+def transient_bytes(
+    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int, recompute: str
+) -> list[Phase]:
+    """Return the temporaries of blocks' backward passes, with recomputed tensors, beyond kept
+    tensors; the last phase is the end of the backward pass, without kept tensors. All are without
+    `buffers_bytes`.
+    """
+    if _is_sharded(run, zero):
+        common = _common_bytes(run, layers, zero)
+        phases = _sharded_phases(run, layers, zero, recompute)
+        return [(bytes_ - common, reduced, padded) for bytes_, reduced, padded in phases]
     most = 0.0
     for cost in (cost for cost, _ in layers if cost.is_block):
         rebuilt = cost.kept("none").bytes - cost.kept(recompute).bytes
         widest = run.stack.temporaries * cost.transient_bytes
         most = max(most, widest, rebuilt + 0.5 * widest)
-    return most
+    return [(most, 0.0, 0.0)] * (SHARDED_PHASES if run.stack.gathered_at_loss else 2)

@@ -12,6 +12,7 @@ from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.hardware.physical.device_power import slowest_of
+from atoll.step.layout import Layout
 from atoll.step.length import RunLength
 from atoll.step.states import N, States
 from atoll.tools.arguments import ArgumentAccount
@@ -165,6 +166,23 @@ class Run:
             copies = self.gathered_bytes * parameters
             weights = self.states.weight * divided_parameters + copies
         return weights, gradients, optimizer
+
+    def expert_padding(self, layout: Layout) -> float:
+        """Return the factor on experts' weights where FSDP2 divides their first dimension and pads
+        it to a multiple of the ranks, at least one expert per rank (FSDPParam).
+        """
+        experts = self.model.experts // layout.ep
+        if not self.stack.pads_experts or not layout.zero or not experts:
+            return 1.0
+        ranks = max(1, layout.expert_ranks // (layout.copies * layout.hsdp))
+        return ranks * -(-experts // ranks) / experts
+
+    def accumulated_bytes(self, parameters: N, divided_gradients: N, zero: int) -> N:
+        """Return the bytes of gradients between microbatches: undivided ones, where FSDP reduces
+        after the last.
+        """
+        delayed = self.stack.delays_reduction and zero >= 2
+        return self.states.reduced * parameters if delayed else divided_gradients
 
     @property
     def half_logits(self) -> bool:

@@ -112,12 +112,10 @@ class Overlaps(FileModel):
 
 
 class RunError(FileModel):
-    """Error of a measured run of a site."""
+    """Error of a measured run of a site, predicted from its other runs."""
 
     log: float = Field(ge=-MOST_LOG, le=MOST_LOG)
-    """Logarithm of measured over predicted step time at the fitted site."""
-    left_out: float = Field(ge=-MOST_LOG, le=MOST_LOG)
-    """The same, predicted from the site's other runs."""
+    """Logarithm of measured over predicted step time."""
     shares: Mapping[str, float]
     """Shares of the step that causes of errors act on (`uncertainty.time_shares`)."""
 
@@ -184,7 +182,7 @@ class Site(FileModel):
     def save(self, path: str | Path) -> None:
         """Write the file that `load_site` reads."""
         values = _rounded(self.model_dump(exclude_none=True, exclude_defaults=True))
-        text = "# Written by `atoll calibrate`; docs/training.md says what every value means.\n"
+        text = "# Written by `atoll calibrate`; docs/calibrate.md says what every value means.\n"
         text += yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100)
         with atomic_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
             part.write_text(text, encoding="utf-8")

@@ -365,13 +365,21 @@ def resident_parameters(run: Run, cost: LayerCost) -> tuple[float, float]:
     return cost.parameters + equivalent * dense, cost.expert_parameters + equivalent * expert
 
 
+ACCUMULATED_FP32_BYTES = 17.0
+"""Bytes that take as long at the rate of plain streams as FSDP2's addition of 16-bit gradients to
+fp32 ones (10 bytes; profiles of pipeline stages on one H200, benchmarks/h200, half `fit`)."""
+
+
 def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
     """Return the time to accumulate a microbatch's gradients. Under ZeRO 2 all are copied into
     buckets, and a rank's part is added (under ZeRO 3 the fit of gathers includes copies). Under
     DualPipe a microbatch has gradients of one of a stage's copies. Linear in the parameters.
     """
-    parameters = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
+    undivided = layout.zero < 2 or run.stack.delays_reduction
+    parameters = dense + expert if undivided else layout.divided(dense, expert)
     bytes_per_parameter = run.stack.accumulated_bytes
+    if run.stack.gathered_at_loss and layout.zero and undivided and run.states.reduced == FLOAT:
+        bytes_per_parameter = ACCUMULATED_FP32_BYTES
     if run.stack.adds_in_products:
         bytes_per_parameter = 2 * run.states.gradient - HALF
     moved = parameters * bytes_per_parameter / layout.copies if m > layout.copies else 0.0

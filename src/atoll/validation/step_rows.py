@@ -107,8 +107,11 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
     stack = flagged(stack, " ".join(_flags(row, model)))
     if row.integer("graph", 0):
         stack = graphed(stack, "full_iteration")
-    if row.is_rank and row.text("tool") != "torchtitan":
-        stack = replace(stack, vocabulary_parallel=False)  # Hugging Face gathers the logits
+    if _is_hf_rank(row):
+        # Hugging Face's plan gathers the logits, and leaves the embedding undivided.
+        stack = replace(stack, vocabulary_parallel=False, divides_table=False)
+    if row.text("reduction") == "last":
+        stack = replace(stack, delays_reduction=True)
     if limit_bytes := row.number("limit_bytes", 0.0):
         gpu = replace(gpu, hbm_bytes=round(limit_bytes + stack.context_bytes))
     run = Run(
@@ -130,9 +133,17 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
 
 def _stack(row: RunRow) -> str:
     """Return the name of a step's software."""
-    if row.integer("compiled", 0):
+    compiled = row.integer("compiled", 0)
+    if row.is_rank and not _is_hf_rank(row):
+        return "torchtitan-compiled" if compiled else "torchtitan"
+    if compiled:
         return "compiled"
     return "fsdp" if row.is_rank else "eager"
+
+
+def _is_hf_rank(row: RunRow) -> bool:
+    """Return whether a row is a rank of Hugging Face's models."""
+    return row.is_rank and row.text("tool") != "torchtitan"
 
 
 def _step_layout(row: RunRow) -> Layout:
@@ -185,7 +196,7 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         flags.append(row.text("optimizer"))
     if row.integer("clip", 0):
         flags.append("clip")
-    if row.text("compile_mode") == "block" or (row.is_rank and row.integer("compiled", 0)):
+    if row.text("compile_mode") == "block" or (row.integer("compiled", 0) and _is_hf_rank(row)):
         flags.append("eager_loss")
     if _is_traced(row) and not row.is_rank:
         flags.append("traced")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
@@ -79,13 +80,25 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         return _named(config, text.rpartition("/")[2])
     if path.suffix == ".json" or len(path.parts) > 1:
         cachable = is_model_id(text) and path.suffix != ".json"
-        nor = ", nor is it in the local Hugging Face cache" if cachable else ""
-        close = difflib.get_close_matches(text, cached_models(), n=3) if cachable else []
-        nor += f"; did you mean {' or '.join(close)}" if close else ""
-        raise AtollError(f"{text}: no such file or folder{nor}")
+        if not cachable:
+            raise AtollError(f"{text}: no such file or folder")
+        zoo = {_letters(name): name for name in zoo_names()}
+        near_names = difflib.get_close_matches(_letters(path.name), zoo, n=2, cutoff=0.8)
+        close = difflib.get_close_matches(text, cached_models(), n=3)
+        close += [zoo[name] for name in near_names]
+        near = f"; or did you mean {' or '.join(close)}" if close else ""
+        raise AtollError(
+            f"{text}: no such file or folder, nor is it in the local Hugging Face cache; nothing "
+            f"is downloaded here: run `hf download {text} config.json` first{near}"
+        )
     close = difflib.get_close_matches(text.lower(), zoo_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(zoo_names())}"
     raise AtollError(f"no model is called {text!r} in the zoo, nor is there such a file; {hint}")
+
+
+def _letters(name: str) -> str:
+    """Return a model's name without separators, variants and makers, to compare names by."""
+    return re.sub(r"[-._]|meta-|(?:instruct|base|chat|it|pt|hf)\b", "", name.lower())
 
 
 def _answer_config(answer: Mapping[str, Any], where: str) -> ModelConfig | None:

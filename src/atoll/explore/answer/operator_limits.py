@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from atoll.answers.design import LayerPass, ScheduledOperator
+from atoll.answers.design import LayerPass, MappedProduct, ScheduledOperator
+from atoll.cost import gemm_kernels as kernels
+from atoll.cost.model import MAPPER, mapping_records
+from atoll.cost.table import cost_model, product_shapes
 from atoll.cost.table_kernels import LINK, NONE, VECTOR, Costs
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.workloads import Variant
 from atoll.schedule.problem import Schedule
+
+_RESIDENT: dict[int, Literal["streamed panel", "resting panel", "output tile"]] = {
+    kernels.A_PANEL: "streamed panel",
+    kernels.B_PANEL: "resting panel",
+    kernels.C_TILE: "output tile",
+}
 
 
 def layer_report(
@@ -51,12 +61,54 @@ def layer_report(
                             ),
                             flops=operator.flops,
                             moved_bytes=layer.moved_bytes(operator),
+                            products=_mapped_products(
+                                priced, chip, int(rows[j]), schedule.option[j]
+                            ),
                         )
                         for j, operator in enumerate(operators)
                     ),
                 )
             )
     return tuple(report)
+
+
+def _mapped_products(
+    priced: PricedChips, chip: int, row: int, option: int
+) -> tuple[MappedProduct, ...]:
+    """Return the mappings of an operator's matrix products on the cores of an option."""
+    chips = priced.chips
+    shapes = product_shapes(priced.passes.keys[row], chips.stalls)
+    if not shapes or cost_model(chips, priced.setting.profile) is not MAPPER:
+        return ()
+    configs = chips.tensor_configs
+    config = int(priced.costs.tensor_config[chip, option])
+    costs, records = mapping_records(shapes, configs)
+    peak_macs_per_cycle = float(
+        configs.cores[config] * configs.width[config] * configs.depth[config]
+    )
+    return tuple(
+        MappedProduct(
+            batch=shape.batch,
+            m=shape.m,
+            n=shape.n,
+            k=shape.k,
+            streamed="n" if record[kernels.STREAM_N] else "m",
+            cores_batch=int(record[kernels.SPLIT_BATCH]),
+            cores_rows=int(record[kernels.SPLIT_M]),
+            cores_columns=int(record[kernels.SPLIT_N]),
+            chunk_rows=int(record[kernels.ROWS]),
+            k_parts=int(record[kernels.K_PARTS]),
+            tiles_rows=int(record[kernels.TILES_M]),
+            tiles_columns=int(record[kernels.TILES_N]),
+            resident=_RESIDENT[int(record[kernels.ORDER])],
+            buffer_bytes=float(configs.glb_budget_bytes[config]),
+            cycles=float(record[kernels.COMPUTE]),
+            hbm_bytes=float(costs.hbm_bytes[number, config]),
+            glb_bytes=float(costs.glb_bytes[number, config]),
+            utilisation=shape.macs / (float(record[kernels.COMPUTE]) * peak_macs_per_cycle),
+        )
+        for number, (shape, record) in enumerate(zip(shapes, records[:, config], strict=True))
+    )
 
 
 def limit(costs: Costs, chip: int, row: int, option: int, further: Sequence[str] = ()) -> str:

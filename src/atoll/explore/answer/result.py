@@ -22,7 +22,7 @@ from atoll.answers.search import (
     SearchAnswer,
     SearchExplanation,
 )
-from atoll.base.notebook import answer_html, bar_text
+from atoll.base.notebook import answer_html, bar_text, summary_lines
 from atoll.base.units import (
     FREQUENCY,
     counted,
@@ -35,7 +35,7 @@ from atoll.hardware.catalog import load_network
 from atoll.hardware.silicon.chip import chip_template
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
-from atoll.step.certificate import Certificate, times
+from atoll.step.certificate import Certificate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,50 +245,35 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
             lines.append(f"{whys}: left out or not complete: {', '.join(self.left_out)}")
         return lines
 
-    def __str__(self) -> str:
-        lines = [f"warning: {words}" for words in self.warnings]
-        lines.append(f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2")
-        for plan in self.best.plans:
-            lines.append(f"{plan.model}: {plan.words()}")
-            lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
-        lines += [single.words() for single in self.alone]
-        lines += [self.price_words()] if self.job.per else []
-        lines += self.plateau_lines()
-        lines += [] if self.robustness is None else [self.robustness.words()]
-        lines += [f"  {name}: {words}" for name, words in self._baseline_words()]
-        lines += self.ending_lines()
-        lines.append(self.certificate.sentence())
-        if self.scope is not None:
-            lines += [self.scope.sentence(), *self.scope.notes]
-        return "\n".join(lines)
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the answer in short: the chip, what to run on it, step time, memory, confidence.
 
-    def _baseline_words(self) -> list[tuple[str, str]]:
-        """Return (name, words) of the baselines."""
-        rows = []
-        for name, value in self.baselines.items():
-            words = "does not fit"
-            if value is not None:
-                remark = self.baseline_remarks.get(name)
-                words = f"{value:,.1f} (ours is {times(self.score, value)})"
-                words += f"; {remark}" if remark else ""
-            rows.append((name, words))
-        return rows
+        Returns:
+            Lines as (label, text), in the order in which every answer has them.
+
+        Examples:
+            >>> import atoll
+            >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
+            >>> [label for label, _ in result.summary()]
+            ['Chip', 'Run', 'Step', 'Memory', 'Confidence']
+        """
+        best, chip = self.best, self.best.accelerator
+        figures = f"{best.area_mm2:.1f} mm2, {chip.peak_flops / 1e12:.0f} TFLOP/s"
+        scope_notes = () if self.scope is None else self.scope.notes
+        cautions = (note for note in scope_notes if not note.startswith("layouts not tried"))
+        lines = [("Note", words) for words in (*self.warnings, *self.ending_lines(), *cautions)]
+        lines.append(("Chip", f"{chip.describe()}: {figures}, {best.peak_power_W:.0f} W at peak"))
+        for plan in best.plans:
+            lines += plan.summary(chip.hbm.capacity_bytes)
+        if self.job.per is not None:
+            lines.append(("Cost", self.price_words()))
+        if self.robustness is not None:
+            lines.append(("Robustness", self.robustness.words()))
+        return [*lines, ("Confidence", self.certificate.sentence())]
+
+    def __str__(self) -> str:
+        bars = [bar_text(plan.placement.time_parts_s) for plan in self.best.plans]
+        return "\n".join([*summary_lines(self.summary()), *bars])
 
     def _repr_html_(self) -> str:
-        best = self.best
-        facts = [
-            *(("warning", words) for words in self.warnings),
-            ("area, peak", f"{best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} "
-             f"TFLOP/s, {best.peak_power_W:.0f} W"),
-            *((plan.model, plan.words()) for plan in best.plans),
-        ]  # fmt: skip
-        if self.scope is not None:
-            facts.append(("searched", "; ".join([self.scope.sentence(), *self.scope.notes])))
-        facts.append(("beside it", "; ".join(self.plateau_lines())))
-        return answer_html(
-            best.accelerator.describe(),
-            facts,
-            best.plans[0].placement.time_parts_s,
-            self.certificate.sentence(),
-            self._baseline_words(),
-        )
+        return answer_html(self.summary(), self.best.plans[0].placement.time_parts_s)

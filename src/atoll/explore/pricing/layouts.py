@@ -142,10 +142,10 @@ def _undominated_rows(floors: StepFloors) -> list[Row]:
     for stages in np.unique(rows[:, :2], axis=0):
         alike = rows[(rows[:, :2] == stages).all(axis=1)]
         alike = alike[np.argsort(alike.sum(axis=1), kind="stable")]
-        kept = np.zeros(len(alike), np.bool_)
-        for i, row in enumerate(alike):
-            kept[i] = not (alike[:i][kept[:i]] <= row).all(axis=1).any()
-        kept_rows += [tuple(row) for row in alike[kept].tolist()]
+        while len(alike):
+            # No later row is below the first: its sum is no smaller, and rows differ.
+            kept_rows.append(tuple(alike[0].tolist()))
+            alike = alike[(alike < alike[0]).any(axis=1)]
     return kept_rows
 
 

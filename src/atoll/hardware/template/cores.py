@@ -61,6 +61,11 @@ class ProductShape(NamedTuple):
     on_chip: bool = False
     """Whether its operands and output stay on the chip; its HBM traffic is then counted apart."""
 
+    @property
+    def macs(self) -> float:
+        """Multiply-adds that are computed."""
+        return self.batch * self.m * self.n * self.k * self.fraction
+
 
 class ProductCosts(NamedTuple):
     """Cost of each product on each configuration: arrays (shapes, configurations)."""

@@ -28,7 +28,8 @@ from atoll.training.memory import (
     fp8_bytes,
     kept_bytes,
     logits_bytes,
-    phase_bytes,
+    loss_bytes,
+    padded_loss_bytes,
     transient_bytes,
 )
 from atoll.training.operators.layer_prices import LayerPrices
@@ -176,16 +177,17 @@ def make_tables(
         ]
         for pipe in stages
     ]
-    # Memory of a stage depends on which kinds of layers it has; logits also on their number.
-    headed = [cost.logits_bytes > 0 for cost in costs]
+    # Memory of a stage depends on which kinds of layers it has; logits and FSDP's buffers also on
+    # their number.
+    counted = [cost.logits_bytes > 0 or bool(run.stack.gathered_at_loss) for cost in costs]
     content = contents.numbers(
-        (alone, tuple(n if head else min(n, 1) for n, head in headed_counts))
-        for alone, headed_counts in ((alone, zip(n, headed, strict=True)) for alone, n in mixes)
+        (alone, tuple(n if head else min(n, 1) for n, head in numbers))
+        for alone, numbers in ((alone, zip(n, counted, strict=True)) for alone, n in mixes)
     )
     content_layers = [
         [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents
     ]
-    heads = [any(n and head for n, head in zip(row, headed, strict=True)) for _, row in contents]
+    heads = [any(n and head for n, head in zip(row, counted, strict=True)) for _, row in contents]
     family = first.tp, first.cp, first.ep, first.etp
     side_passes = [
         priced.once(
@@ -230,6 +232,7 @@ def make_tables(
                 )
             ]
         ),
+        padding=np.array([run.expert_padding(layouts.layout(at)) - 1 for at in divisions.tolist()]),
         **_collectives(priced, costs, layouts, groups.tolist(), columns),
         kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
         passes=np.array([passes for passes, _ in side_passes]),
@@ -244,7 +247,10 @@ def make_tables(
         ),
         transient=np.array(
             [
-                [transient_bytes(run, layers, _as_timed(choice)) for choice in choices]
+                [
+                    [transient_bytes(run, layers, zero, _as_timed(choice)) for choice in choices]
+                    for zero in ZERO_STAGES
+                ]
                 for layers in content_layers
             ]
         ),
@@ -328,13 +334,20 @@ def per_parameter(priced: LayerPrices, layout: Layout, accumulates: bool) -> Flo
     run, zero, copies = priced.run, layout.zero, layout.copies
 
     def compute() -> Floats:
+        padding = run.expert_padding(layout)
+        states = [
+            run.state_bytes(dense + expert, layout.divided(dense, padding * expert), zero)
+            for dense, expert in UNITS
+        ]
+        if accumulates:
+            states = [(w, run.accumulated_bytes(1.0, g, zero), o) for w, g, o in states]
         columns = [
             (
-                *run.state_bytes(dense + expert, layout.divided(dense, expert), zero),
+                *states_bytes,
                 accumulation_s(run, layout, copies + accumulates, dense, expert),
                 update_s(run, layout, dense, expert),
             )
-            for dense, expert in UNITS
+            for states_bytes, (dense, expert) in zip(states, UNITS, strict=True)
         ]
         return np.array(columns).T
 
@@ -426,7 +439,8 @@ def _content_row(
         priced.shared(layout, costs),
         max((cost.boundary_bytes for cost in costs if cost.is_block), default=0),
         *(buffers_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
-        *(more for zero in ZERO_STAGES for more in phase_bytes(priced.run, layers, zero)),
+        *(loss_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
+        *(padded_loss_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
     )
 
 

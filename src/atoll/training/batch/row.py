@@ -96,7 +96,7 @@ def _cached(sums: Sums, states: StateCosts, parts: Floats) -> Floats:
     t, rows, stack = sums.tables, sums.rows[sums.row], sums.stack
     content, zero = t.content[sums.mix], rows[:, ZERO]
     gathered = t.contents[content, ContentColumn.BUFFER_BYTES + zero] - workspace_bytes(sums.run)
-    gathered += t.contents[content, ContentColumn.PHASE_BYTES + 2 * zero]
+    gathered += t.contents[content, ContentColumn.LOSS_BYTES + zero]
     late = states.gradients - parts[:, PARTS.index("gradients")]  # not part of the peak
     cached = late + stack.cached_gathers * gathered
     cached += stack.cached_loss * t.logits[rows[:, LOSS], content]

@@ -273,20 +273,28 @@ class Sums:
         kept = (t.weighed @ t.kept)[self.stage]
         peaks = t.peaks[self.stage].transpose(1, 2, 0)[..., None]
         activations = bytes_at_peak(peaks, kept, states.waiting[:, None])
-        phase = ContentColumn.PHASE_BYTES + 2 * rows[:, ZERO]
-        at_loss, in_blocks = (t.contents[content, phase + i][:, None] for i in (0, 1))
+        at_loss = t.contents[content, ContentColumn.LOSS_BYTES + rows[:, ZERO]][:, None]
+        padding = t.padding[rows[:, DIVISION], None]
+        at_loss += (
+            padding * t.contents[content, ContentColumn.PADDED_LOSS_BYTES + rows[:, ZERO], None]
+        )
         logits = t.logits[rows[:, LOSS], content][:, None] + at_loss
-        transient = t.transient[content] + in_blocks
+        early = (rows[:, MICROBATCHES] > 1) | self.bucketed
+        phases, parameters, padded = np.moveaxis(t.transient[content, rows[:, ZERO]], -1, 0)
+        freed = -self.run.states.reduced if self.stack.delays_reduction else 0.0
+        reduced = np.where(early, freed, t.parameters[rows[:, DIVISION], 1, DENSE])
+        phases = phases + parameters * reduced[:, None, None] + padded * padding[..., None]
+        transient, at_end = phases[..., :-1].max(axis=-1), phases[..., -1]
         parts = PeakParts(states.gradients[:, None], activations, logits, transient)
         shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
-        early = (rows[:, MICROBATCHES] > 1) | self.bucketed
-        return peak_parts(self.run, parts, shared, early[:, None])
+        return peak_parts(self.run, parts, at_end, shared, early[:, None])
 
     @property
     def bucketed(self) -> NDArray[np.bool_]:
         """Whether gradients of each stage stay in buckets."""
-        replicated = self.rows[self.row, ZERO] == 0
-        return np.asarray(replicated & self.stack.buckets & (self.run.devices > 1))
+        begin, end = self.tables.spans[self.rows[self.row, GROUP]].T
+        replicated = (self.rows[self.row, ZERO] == 0) & (begin < end)
+        return np.asarray(replicated & self.stack.buckets)
 
     def step_s(self, states: StateCosts, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
         """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;

@@ -12,7 +12,7 @@ from atoll.answers.layout import Exportable, LaunchFile
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.registry import import_named
 from atoll.base.stopping import Stop, StoppedError
-from atoll.base.units import counted
+from atoll.base.units import counted, format_bytes, format_seconds
 from atoll.driver import Progress
 from atoll.questions import PodsQuestion
 from atoll.step.certificate import Certificate
@@ -83,6 +83,39 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
         """What to know before the figures are believed."""
         return tuple(dict.fromkeys(note for run in self.pods.runs for note in run.notes))
 
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the answer in short: the best placement, step time, memory, confidence.
+
+        Returns:
+            Lines as (label, text), in the order in which every answer has them.
+
+        Examples:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", pods="pods.yaml", batch=64, tp=[1], pp=[1], zero=[1])
+            >>> [label for label, _ in plan.summary()]
+            ['Run', 'Step', 'Memory', 'Confidence']
+        """
+        best, run, proof = self.best, self.pods.runs[0], self.certificate
+        fullest = best.fullest
+        gpu = self.pods.runs[fullest.pod].gpu
+        needed, there = fullest.memory.needed, gpu.hbm_bytes
+        unused = f"; not used: {', '.join(best.left_out)}" if best.left_out else ""
+        words = f"proven fastest of {proof.over}" if proof.proven else proof.sentence()
+        return [
+            *(("Note", note) for note in self.notes),
+            ("Run", f"{run.model.name} on {self.pods}: {best.placed}{unused}"),
+            (
+                "Step",
+                f"{format_seconds(best.time_s, 3)}, {run.tokens / best.time_s:,.0f} tokens/s",
+            ),
+            (
+                "Memory",
+                f"{format_bytes(needed)} needed of {format_bytes(there)} on the fullest {gpu.name}:"
+                f" fits, {format_bytes(there - needed)} ({1 - needed / there:.0%}) to spare",
+            ),
+            ("Confidence", f"{words}; runs on several pods were never measured"),
+        ]
+
     def proof(self) -> str:
         """What is proven, and what was done with the layouts of the space.
 
@@ -96,12 +129,13 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
             'proven ...'
         """
         ruled_out = self.certificate.ruled_out
-        words = [f"{ruled_out['memory']:,} cannot fit", f"{ruled_out['time']:,} cannot be faster"]
-        words += [f"{self.unseen:,} not looked at ({self.stopped})"] if self.stopped else []
-        return (
-            f"{self.certificate.sentence()}; {', '.join(words)}, "
-            f"{self.certificate.evaluated:,} estimated"
-        )
+        words = [
+            f"{ruled_out['memory']:,} do not fit in memory",
+            f"{ruled_out['time']:,} are provably slower",
+            *([f"{self.unseen:,} were not evaluated ({self.stopped})"] if self.stopped else []),
+            f"{self.certificate.evaluated:,} were estimated in full",
+        ]
+        return f"{self.certificate.sentence()}; {', '.join(words)}"
 
     def left_out(self) -> str:
         """What the proof does not speak about.
@@ -113,9 +147,9 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", pods="pods.yaml", batch=64, tp=[1], pp=[1], zero=[1])
             >>> plan.left_out()  # doctest: +ELLIPSIS
-            'not tried: ...'
+            'not searched: ...'
         """
-        return f"not tried: {'; '.join(self.excluded)}"
+        return f"not searched: {'; '.join(self.excluded)}"
 
 
 def plan_pods(

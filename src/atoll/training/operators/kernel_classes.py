@@ -35,10 +35,12 @@ def pass_classes_s(
         id(cost): layer for cost, (layer, _) in zip(prices.costs(layout), models, strict=True)
     }
     directions = max(1, len(chunks) // layout.rounds)
+    # A loss that is divided over tensor ranks is written out in element-wise kernels.
+    divided_loss = layout.tp > 1 and prices.run.stack.parallel_loss_bytes > 0
     for cost, count in (pair for chunk in chunks for pair in chunk):
         kept = cost.kept(recompute if cost.is_block else "none")
         total = cost.forward + cost.backwards(layout.schedule) + kept.again
-        softmax_s = _softmax_s(prices.pricer, layers[id(cost)], kept)
+        softmax_s = 0.0 if divided_loss else _softmax_s(prices.pricer, layers[id(cost)], kept)
         around_s = _around_attention_s(prices, layers[id(cost)])
         gaps_s = _gaps_s(prices.pricer, layers[id(cost)], kept)
         n = count / directions

@@ -150,6 +150,9 @@ class LayerPrices:
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
                 merge_periods=False,
             )
+            if layout.tp > 1 and not self.run.stack.divides_table:
+                first, *_, last = self.model(replace(layout, tp=1, etp=1, sp=False)).layers
+                share = replace(share, layers=(first, *share.layers[1:-1], last))
             if self.run.stored is not None and not self.run.stack.split_products:
                 share = share.map(joined)
             if self.run.adapters is not None:

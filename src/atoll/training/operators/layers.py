@@ -69,6 +69,8 @@ class LayerCost:
     """Key heads of a sequence on this device."""
     transient_bytes: float
     """The largest operator's temporaries."""
+    backward_bytes: float
+    """Most bytes of the backward pass with gradients of all weights, beyond kept tensors."""
     waiting_bytes: float
     """Inputs and output gradients of its weight gradients, kept until a delayed weight pass."""
     logits_bytes: float
@@ -209,6 +211,7 @@ def _layer_cost(
         heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
         kv_heads=_kv_heads(layer) // samples,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
+        backward_bytes=_backward_peak(layer, pricer) if is_block else 0.0,
         waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
         logits_bytes=logits_bytes,
         half_loss=half_loss,
@@ -372,6 +375,38 @@ def _waiting(layer: Layer) -> float:
         waiting.update(gathers[name].reads)
     tensors = [layer.tensors[name] for name in sorted(waiting)]
     return float(sum(t.bytes for t in tensors if t.role is not Role.WEIGHT))
+
+
+def _backward_peak(layer: Layer, pricer: Pricer) -> float:
+    """Return the most bytes at any operator of the backward pass, less those kept for it. Kept
+    tensors and gradients of activations are freed after their last use, gradients of weights stay.
+
+    A product whose input has several consumers adds up their gradients: two summands and the sum.
+    """
+    last_use = {name: i for i, op in enumerate(layer.backward) for name in op.reads}
+    saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
+    outputs = {name for op in layer.forward for name in op.writes}
+    for op in layer.forward:  # what functions keep besides their inputs and outputs
+        reader = next((i for i, b in enumerate(layer.backward) if b.name == f"{op.name}.bwd"), -1)
+        saved[f"{op.name} kept"] = pricer.kept_bytes(layer, outputs - set(op.writes))
+        last_use[f"{op.name} kept"] = reader
+    alive, most = dict(saved), 0.0
+    for i, op in enumerate(layer.backward):
+        written = {n: float(layer.tensors[n].bytes) for n in op.writes}
+        entering = [n for n in op.reads if layer.tensors[n].role is Role.ACTIVATION_GRADIENT]
+        alive |= written | {n: float(layer.tensors[n].bytes) for n in entering}
+        products = 2 if op.kind == "linear_dgrad" and len(op.matmuls) > 1 else 0
+        most = max(most, sum(alive.values()) + products * sum(written.values()))
+        alive = {
+            n: bytes_
+            for n, bytes_ in alive.items()
+            if last_use.get(n, -1) > i or _is_weight_gradient(layer, n)
+        }
+    return most - sum(saved.values())
+
+
+def _is_weight_gradient(layer: Layer, name: str) -> bool:
+    return name in layer.tensors and layer.tensors[name].role is Role.WEIGHT_GRADIENT
 
 
 def _written(layer: Layer, op: Operator) -> int:

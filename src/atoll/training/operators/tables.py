@@ -46,7 +46,8 @@ class ContentColumn(IntEnum):
     SHARED_PARAMETERS = 0
     BOUNDARY_BYTES = 1
     BUFFER_BYTES = 2  # the first of four, by ZeRO stage
-    PHASE_BYTES = 6  # the first of four pairs, likewise (`memory.phase_bytes`)
+    LOSS_BYTES = 6  # the first of four, likewise (`memory.loss_bytes`)
+    PADDED_LOSS_BYTES = 10  # the first of four, likewise (`memory.padded_loss_bytes`)
 
 
 class LayoutTables(NamedTuple):
@@ -84,6 +85,8 @@ class LayoutTables(NamedTuple):
     parameters: Floats
     """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
     optimizer, seconds of accumulation and of the update."""
+    padding: Floats
+    """(divisions,): padding of experts' weights over 1 (`Run.expert_padding`)."""
     spans: Ints
     """(groups, 2): first collective, and the end (exclusive)."""
     sends_s: Floats
@@ -110,9 +113,9 @@ class LayoutTables(NamedTuple):
     kept: Floats
     """(kinds, choices): bytes per microbatch."""
     contents: Floats
-    """(contents, 6): `ContentColumn`."""
+    """(contents, 14): `ContentColumn`."""
     transient: Floats
-    """(contents, choices): bytes."""
+    """(contents, ZeRO stages, choices, phases, 3): `memory.transient_bytes`."""
     logits: Floats
     """(losses, contents): bytes."""
     bounds: NDArray[np.bool_]

@@ -17,7 +17,7 @@ from atoll.answers.layout import (
     candidates_words,
 )
 from atoll.base.errors import AtollError, InfeasibleError
-from atoll.base.notebook import answer_html
+from atoll.base.notebook import answer_html, bar_text, summary_lines
 from atoll.base.registry import import_named
 from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import counted, format_bytes
@@ -46,6 +46,7 @@ TOLERANCE = 0.0  # the search continues until no layout can be faster
 TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # reasons to rule out layouts
 LEAST_GAIN = 1e-3  # a runtime that gains less is not mentioned
 MOST_CANDIDATES = 3  # most layouts to benchmark in addition to the best
+SHOWN_CANDIDATES = 2  # of these in a summary
 MOST_DOUBLINGS = 8  # device counts to try when nothing fits, each twice the previous one
 
 
@@ -171,7 +172,7 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.to_try()  # doctest: +ELLIPSIS
-            'to be tried beside it: ...'
+            '...; within the model error of ..., so benchmark too'
         """
         return candidates_words(self.alternatives, error_fits().between_layouts.median)
 
@@ -188,12 +189,13 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             'proven ...'
         """
         ruled_out, restricted = self.certificate.ruled_out, self.tool.name != UNRESTRICTED
+        refused = ruled_out[REFUSED]
         counts = [
-            f"{ruled_out[TOO_LARGE]:,} cannot fit",
-            f"{ruled_out[TOO_SLOW]:,} cannot be faster",
-            *([f"{ruled_out[REFUSED]:,} cannot be run by {self.tool.name}"] if restricted else []),
-            *([f"{self.unseen:,} not looked at ({self.stopped})"] if self.stopped else []),
-            f"{self.certificate.evaluated:,} written out",
+            f"{ruled_out[TOO_LARGE]:,} do not fit in memory",
+            f"{ruled_out[TOO_SLOW]:,} are provably slower",
+            *([f"{refused:,} cannot be run by {self.tool.name}"] if restricted and refused else []),
+            *([f"{self.unseen:,} were not evaluated ({self.stopped})"] if self.stopped else []),
+            f"{self.certificate.evaluated:,} were estimated in full",
         ]
         of = "" if self.best.layout == self.fastest.layout else "the fastest is "
         return f"{of}{self.certificate.sentence()}; {', '.join(counts)}"
@@ -208,9 +210,9 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.left_out()  # doctest: +ELLIPSIS
-            'not tried: ...'
+            'not searched: ...'
         """
-        return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
+        return f"not searched: {'; '.join(self.excluded)}" if self.excluded else ""
 
     @property
     def reasons(self) -> tuple[AxisReason, ...]:
@@ -264,16 +266,35 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             through=_missing_abilities(tool, layout),
         )
 
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the answer in short: the best layout, the proof, and layouts to benchmark too.
+
+        Returns:
+            Lines as (label, text), in the order in which every answer has them.
+
+        Examples:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> [label for label, _ in plan.summary()]
+            ['Run', 'Step', 'Memory', 'Confidence', 'Also try']
+        """
+        *lines, (label, accuracy) = self.best.summary()
+        proof = self.certificate
+        words = f"proven fastest of {proof.over}" if proof.proven else proof.sentence()
+        if self.best.layout != self.fastest.layout:
+            slower = self.best.step.time_s / self.fastest.step.time_s - 1
+            why = "simpler" if slower <= self.ties else "less tight in memory"
+            words = f"{why} and {slower:.1%} slower than the fastest, which is {words}"
+        lines.append((label, f"{words}; {accuracy}"))
+        near = self.alternatives[:SHOWN_CANDIDATES]
+        words = candidates_words(near, error_fits().between_layouts.median)
+        return [*lines, ("Also try", words)] if words else lines
+
     def _repr_html_(self) -> str:
-        others = [
-            (str(e.layout), f"{e.step.time_s / self.best.step.time_s - 1:+.2%}")
-            for e in self.runners_up
-        ]
-        return answer_html(*self.best.summary(), self.proof(), others)
+        return answer_html(self.summary(), self.best.step.breakdown())
 
     def __str__(self) -> str:
-        words = str(self.best), self.choice(), self.proof(), self.left_out()
-        return "\n".join(filter(None, words))
+        return "\n".join([*summary_lines(self.summary()), bar_text(self.best.step.breakdown())])
 
 
 def _missing_abilities(tool: Tool, layout: Layout) -> str:

@@ -14,9 +14,9 @@ from itertools import islice
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
+from atoll.training.uncertainty import Spread, least_time_spread
 
 MOST_TRIED = 100  # tied layouts whose memory is checked
-MOST_AT_RISK = 40  # layouts whose uncertainty is compared
 ROOM = 0.03  # slowdown that is accepted for a layout that is not tight in memory
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
 
@@ -44,25 +44,32 @@ def at_risk_s(estimate: Estimate, risk: str) -> float:
     """Return the step seconds that a layout is ranked by: "median" is its estimate, "mean" what it
     is expected to take, "p75" or "p90" what such a share of runs stays below.
     """
-    errors = estimate.time_spread
-    factors = {"median": math.exp(errors.bias), "mean": errors.expected}
-    return estimate.step.time_s * (factors.get(risk) or errors.quantile(int(risk[1:]) / 100))
+    return estimate.step.time_s * _factor(estimate.time_spread, risk)
+
+
+def _factor(errors: Spread, risk: str) -> float:
+    """Return the ratio of the seconds that layouts are ranked by to the estimated seconds."""
+    if risk == "median":
+        return math.exp(errors.bias)
+    return errors.expected if risk == "mean" else errors.quantile(int(risk[1:]) / 100)
 
 
 def least_at_risk(space: LayoutSpace, fastest: Estimate, risk: str) -> Estimate:
-    """Return the layout with the least `at_risk_s`. Layouts are tried from the fastest on, until
-    the next could not be better even if nothing but the rest of its error were uncertain; at most
-    `MOST_AT_RISK` are tried.
+    """Return the layout with the least `at_risk_s`. Layouts that could not be better even with the
+    narrowest distribution (`least_time_spread`) are skipped.
     """
     if risk == "median":
         return fastest
-    sure = replace(fastest.time_spread, causes={})
-    scale = sure.expected if risk == "mean" else sure.quantile(int(risk[1:]) / 100)
+    least = {
+        zero: _factor(least_time_spread(space.run, replace(fastest.layout, zero=zero)), risk)
+        for zero in (0, 1, 2, 3)
+    }
     best, best_s = fastest, at_risk_s(fastest, risk)
-    for row, name in islice(space.within(best_s / scale), MOST_AT_RISK):
+    for row, name in space.within(best_s / min(least.values())):
+        time_s = space.time_s[space.slot[row], name]  # rounded down
+        if time_s * least[space.layout(row, name).zero] >= best_s:
+            continue
         estimate = space.estimate(row, name)
-        if estimate.step.time_s * scale >= best_s:
-            break
         if estimate.fits and (time_s := at_risk_s(estimate, risk)) < best_s:
             best, best_s = estimate, time_s
     return best

@@ -25,7 +25,8 @@ from atoll.answers.wafer import (
     WaferModel,
     WaferPicture,
 )
-from atoll.base.units import counted, format_bytes, format_mfu
+from atoll.base.notebook import summary_lines
+from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
@@ -180,6 +181,48 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
             wafer=WaferFigures.of(self.wafer),
             mapping=evaluation.mapping.file(),
         )
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the mapping in short: the wafer, what to run on it, step time, memory.
+
+        Returns:
+            Lines as (label, text), in the order in which every answer has them.
+
+        Examples:
+            >>> import atoll
+            >>> result = atoll.search("wafer-job.yaml")
+            >>> [label for label, _ in result.best_estimate.summary()]
+            ['Wafer', 'Run', 'Step', 'Memory']
+        """
+        wafer, cost, placement = self.wafer, self.evaluation, self.placement
+        mapping, needed, there = cost.mapping, cost.memory_bytes, wafer.memory_bytes
+        rectangle, rate = mapping.stages[0].rectangle, cost.samples_per_s
+        margin = abs(there - needed)
+        fit = f"fits, {format_bytes(margin)} ({margin / there:.0%}) to spare"
+        if not cost.fits:
+            fit = f"DOES NOT FIT, {format_bytes(margin)} too much"
+        return [
+            (
+                "Wafer",
+                f"{wafer.name}: {wafer.rows} x {wafer.columns} dies of "
+                f"{wafer.core.peak_flops / 1e12:.0f} TFLOP/s, {wafer.peak_power_W / 1e3:.1f} kW at "
+                f"peak, {wafer.cost_dollars:,.0f} dollars",
+            ),
+            (
+                "Run",
+                f"{mapping.model}, batch {mapping.batch}, {mapping.sequence} tokens: "
+                f"{counted(placement.pipeline, 'stage')} of {rectangle.width} x {rectangle.height} "
+                f"dies, microbatch {mapping.microbatch}, {mapping.schedule}, recompute "
+                f"{placement.recompute}",
+            ),
+            (
+                "Step",
+                f"{format_seconds(cost.step_s)}, {rate:,.2f} samples/s, "
+                f"{rate * mapping.sequence:,.0f} tokens/s, MFU {format_mfu(self.mfu)}, "
+                f"{self.power_W / 1e3:.1f} kW",
+            ),
+            ("Memory", f"{format_bytes(needed)} needed of {format_bytes(there)} per die: {fit}"),
+        ]
 
     def text_map(self) -> str:
         """The mapping as `atoll estimate --wafer` draws it.
@@ -336,18 +379,24 @@ class WaferResult(ExplainedResult[WaferAnswer, WaferExplanation]):
         """
         return self.best_estimate.text_map()
 
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the answer in short: the best mapping with its proof.
+
+        Returns:
+            Lines as (label, text), in the order in which every answer has them.
+
+        Examples:
+            >>> import atoll
+            >>> [label for label, _ in atoll.search("wafer-job.yaml").summary()]
+            ['Wafer', 'Run', 'Step', 'Memory', 'Confidence']
+        """
+        notes = [f"{self.stopped}: the best mapping so far"] if self.stopped else []
+        notes += [f"left out: {', '.join(self.left_out)}"] if self.left_out else []
+        lines = [*(("Note", words) for words in notes), *self.best_estimate.summary()]
+        return [*lines, ("Confidence", self.certificate.sentence())]
+
     def __str__(self) -> str:
-        placement = self.placement
-        lines = [
-            f"wafer {self.wafer.name}: {self.wafer.rows} x {self.wafer.columns} dies",
-            f"{self.job.model}: {self.best.samples_per_s:,.2f} samples/s, "
-            f"MFU {format_mfu(self.mfu)}; {counted(placement.pipeline, 'stage')} of "
-            f"{placement.tensor * placement.data} dies, microbatch {placement.microbatch}, "
-            f"recompute {placement.recompute}",
-        ]
-        for name, baseline in self.baselines.items():
-            lines.append(f"  {name}: {baseline_words(baseline, self.best.samples_per_s)}")
-        return "\n".join([*lines, self.text_map()])
+        return "\n".join([*summary_lines(self.summary()), self.text_map()])
 
 
 def _runner_up(evaluation: MappingCost) -> OtherMapping:

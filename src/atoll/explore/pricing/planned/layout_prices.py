@@ -35,7 +35,7 @@ from atoll.placement.chain import (
     VariantTimes,
 )
 from atoll.placement.facts import ChainFacts
-from atoll.step.layout import Layout
+from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
 from atoll.tools.stack import CHIP
@@ -257,7 +257,9 @@ class PlannedLayouts:
         dropped = t.kept[:, [none]] - kept
         occurs = np.zeros((len(t.transient), len(kept)), np.bool_)
         np.logical_or.at(occurs, t.content, t.counts > 0)
-        transient = np.array([dropped[occurring].max(axis=0, initial=0.0) for occurring in occurs])
+        most = np.array([dropped[occurring].max(axis=0, initial=0.0) for occurring in occurs])
+        transient = np.zeros((len(most), len(ZERO_STAGES), most.shape[1], 2, 3))
+        transient[..., 0] = most[:, None, :, None]
         kinds, parameters = t.kinds.copy(), t.parameters.copy()
         if len(times.halves_s):
             kinds[:, KindColumn.WEIGHT_S] = times.halves_s[self.kind, WEIGHT]

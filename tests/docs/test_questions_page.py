@@ -1,5 +1,5 @@
-"""Every row of the README's table of questions runs: what it says one types, with small files under
-the names that it has, and searches of a few chips.
+"""Every command in the tables of docs/questions.md runs, with small files under the names that the
+page uses, and searches of a few chips.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ PLUG_IN = "a stack, cost model, chip template or exporter of your own"
 
 
 def table() -> dict[str, str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    part = text.partition("## What it answers")[2].partition("\n\nEvery command")[0]
-    found = dict(ROW.findall(part))
-    found.pop("you have")
-    return found
+    rows = dict(ROW.findall((ROOT / "docs" / "questions.md").read_text(encoding="utf-8")))
+    return {question: command for question, command in rows.items() if question != "question"}
 
 
 def commands() -> dict[str, list[str]]:
@@ -151,7 +148,7 @@ def test_every_row_but_one_has_a_command() -> None:
 def test_it_runs(row: str, folder: Path) -> None:
     kept = "search --out" in COMMANDS[row][0] or "--cluster" in COMMANDS[row][0]
     for command in COMMANDS[row]:
-        own = f"runs/{row.split()[-1]}"  # a folder holds the records of one question
+        own = f"runs/{row.split()[-1].strip('?')}"  # a folder holds the records of one question
         words = quick(command.replace("runs/mine", own) if kept else command)
         if words[0] == "capture":
             pytest.importorskip("torch")
