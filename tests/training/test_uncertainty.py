@@ -21,6 +21,7 @@ from atoll.training.uncertainty import (
     Spread,
     error_fits,
     fastest_chances,
+    least_time_spread,
     spread,
     updated,
 )
@@ -164,9 +165,9 @@ def test_measured_runs_update_causes_as_the_sum_over_all_their_errors_does() -> 
         update={"causes": {"products": 0.1, "between": 0.4}, "rest": 0.05, "bias": 0.06}
     )
     runs = [
-        RunError(log=0.30, left_out=0.30, shares={"products": 0.5, "between": 0.5}),
-        RunError(log=0.12, left_out=0.12, shares={"products": 0.9, "between": 0.1}),
-        RunError(log=0.45, left_out=0.45, shares={"products": 0.3, "between": 0.7}),
+        RunError(log=0.30, shares={"products": 0.5, "between": 0.5}),
+        RunError(log=0.12, shares={"products": 0.9, "between": 0.1}),
+        RunError(log=0.45, shares={"products": 0.3, "between": 0.7}),
     ]
     shares = {"products": 0.6, "between": 0.4}
     errors = np.stack(np.meshgrid(*(np.linspace(-8 * sd, 8 * sd, 801) for sd in (0.1, 0.4))), -1)
@@ -185,21 +186,26 @@ def test_measured_runs_update_causes_as_the_sum_over_all_their_errors_does() -> 
     variance = (posterior * (of_estimate - mean) ** 2).sum() / posterior.sum()
     misfit = -2 * math.log(posterior.sum() / weights([0.0] * len(runs)).sum())
     scale = math.sqrt((SURE + misfit) / (SURE + len(runs)))
+    width = scale * math.hypot(fit.rest, math.sqrt(variance))
     after = updated(fit, shares, runs)
-    assert after.bias == pytest.approx(mean, rel=1e-4)
-    assert after.sd == pytest.approx(scale * math.hypot(fit.rest, math.sqrt(variance)), rel=1e-4)
+    assert after.sd == pytest.approx(math.hypot(width, mean), rel=1e-4)
     before = spread(fit, shares)
-    assert after.sd < before.sd and set(after.causes) == set(before.causes)
+    assert set(after.causes) == set(before.causes)
+    assert all(after.causes[name] < sd for name, sd in before.causes.items())
     assert updated(fit, {}, runs).causes == {}
 
 
-def test_a_site_shifts_and_narrows_the_interval_by_what_its_runs_have_in_common() -> None:
+def test_a_site_narrows_the_interval_by_what_its_runs_have_in_common() -> None:
     usual = estimate(small_run(dense()), ONE)
     shares = usual.time_shares
-    slow = Site(name="slow", errors=[RunError(log=0.1, left_out=0.1, shares=shares)] * 3, runs=3)
-    result = estimate(small_run(dense()).at(slow), ONE)
-    assert 0.05 < result.time_spread.bias < 0.1
-    assert result.time_spread.sd < usual.time_spread.sd
-    apart = RunError(log=0.1, left_out=0.1, shares={"between": 1.0})
-    other = estimate(small_run(dense()).at(Site(name="other", errors=[apart] * 3)), ONE)
-    assert other.time_spread.bias == pytest.approx(0, abs=1e-9)
+    alike, apart = (RunError(log=0.02, shares=s) for s in (shares, {"between": 1.0}))
+    here, elsewhere = (
+        estimate(small_run(dense()).at(Site(name="mine", errors=[run] * 3)), ONE).time_spread
+        for run in (alike, apart)
+    )
+    assert here.sd < elsewhere.sd < usual.time_spread.sd
+    far = RunError(log=0.6, shares=shares)  # errors are larger at this site
+    result = estimate(small_run(dense()).at(Site(name="far", errors=[far] * 3)), ONE)
+    assert result.time_spread.sd > usual.time_spread.sd
+    least = least_time_spread(result.run, ONE)
+    assert least.sd <= result.time_spread.sd and least.bias == result.time_spread.bias

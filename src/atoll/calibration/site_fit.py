@@ -355,17 +355,17 @@ def _error(residuals: Floats) -> float:
 
 
 def _run_errors(mixture: Mixture, site: Site) -> tuple[RunError, ...]:
-    """Return the errors of a fit's runs with the shares of their steps at the site."""
+    """Return the errors of a fit's runs, each predicted from the others, with the shares of their
+    steps at the site.
+    """
     variant = mixture.variant
     estimates = (
         Estimator(run.at(site)).estimate(layout)
         for run, layout in zip(variant.runs, variant.layouts, strict=True)
     )
     return tuple(
-        RunError(log=log, left_out=left_out, shares=estimate.time_shares)
-        for log, left_out, estimate in zip(
-            mixture.residuals.tolist(), mixture.left_out.tolist(), estimates, strict=True
-        )
+        RunError(log=log, shares=estimate.time_shares)
+        for log, estimate in zip(mixture.left_out.tolist(), estimates, strict=True)
     )
 
 

@@ -112,12 +112,10 @@ class Overlaps(FileModel):
 
 
 class RunError(FileModel):
-    """Error of a measured run of a site."""
+    """Error of a measured run of a site, predicted from its other runs."""
 
     log: float = Field(ge=-MOST_LOG, le=MOST_LOG)
-    """Logarithm of measured over predicted step time at the fitted site."""
-    left_out: float = Field(ge=-MOST_LOG, le=MOST_LOG)
-    """The same, predicted from the site's other runs."""
+    """Logarithm of measured over predicted step time."""
     shares: Mapping[str, float]
     """Shares of the step that causes of errors act on (`uncertainty.time_shares`)."""
 

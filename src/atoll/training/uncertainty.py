@@ -6,7 +6,7 @@ The logarithm of measured over predicted values is modelled as
 
 where the share is the part of the step (or of the memory) that the cause acts on. Errors of causes
 are normal and common to all runs of one source; the rest differs from run to run. Measured runs of
-a site update them (`updated`). The standard
+a site narrow them (`updated`). The standard
 deviations in `data/errors.yaml` are fitted by maximum likelihood to measured runs of all sources;
 `reach` is the number of standard deviations that contains 90 % of the runs of sources which the fit
 had not seen (`benchmarks/error_causes.py`; docs/accuracy.md, "Intervals").
@@ -201,69 +201,63 @@ def spread(fit: ErrorFit, shares: Mapping[str, float]) -> Spread:
     return Spread(sds, fit.rest, fit.bias, fit.reach)
 
 
-def step_spread(run: Run, shares: Mapping[str, float]) -> Spread:
-    """Return the distribution of measured over estimated step times with these shares of causes."""
-    fit, site = error_fits().step_time, run.site
-    time = spread(fit, shares)
-    if site is not None and site.reach is not None:
-        sd = min(site.reach / time.reach, time.sd)
-        time = replace(time, causes={}, rest=sd, bias=0.0)
-    elif site is not None and site.errors:
-        time = updated(fit, shares, site.errors)
-    return time.with_cause("arguments", unpriced_doubt(run.arguments))
-
-
-def least_time_spread(run: Run, layout: Layout) -> Spread:
-    """Return a distribution that is no wider, and no higher in its mean, than that of any step of
-    the layout. The sum of (share x error)^2 over causes whose shares add up to 1 is least where
-    shares are proportional to 1 / error^2. After measured runs the mean is linear in the shares:
-    it is least at one of the causes whose shares add up to 1.
-    """
-    fit, site = error_fits().step_time, run.site
-    errors, fixed = fit.causes, _layout_shares(layout)
-    if site is not None and site.reach is None and site.errors:
-        means = {name: updated(fit, {name: 1.0}, site.errors).bias for name in errors}
-        least = min(means[name] for name in EXCLUSIVE)
-        least += sum(means.get(name, 0.0) * share for name, share in fixed.items())
-        others = [name for name in errors if name not in EXCLUSIVE and name not in fixed]
-        least += sum(min(0.0, means[name]) for name in others)
-        return replace(updated(fit, {}, site.errors), causes={}, bias=least)
-    weights = {name: errors[name] ** -2 for name in EXCLUSIVE}
-    shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-    return step_spread(run, shares | fixed)
-
-
-def _layout_shares(layout: Layout) -> dict[str, float]:
-    """Return the shares of causes that act on all of a step or not at all."""
-    return {"sharding": float(layout.zero >= 2), "source": 1.0}
-
-
 def updated(fit: ErrorFit, shares: Mapping[str, float], runs: Sequence[RunError]) -> Spread:
-    """Return the distribution of an estimate after measured runs of its site: the posterior of
-    errors that causes have in common, in closed form. With shares x of the estimate and X of the
-    runs, each times the standard deviations of its causes, and logarithms y of the runs' errors:
+    """Return the distribution of an estimate after measured runs of its site, to which the site's
+    parameters were fitted: the posterior of errors that causes have in common, in closed form. With
+    shares x of the estimate and X of the runs, each times the standard deviations of its causes:
 
         C = X X' + rest^2,    mean = x X' C^-1 y,    variance = x (1 - X' C^-1 X) x' + rest^2
 
-    All widths are multiplied by sqrt((SURE + z' C^-1 z) / (SURE + runs)) with the errors z of runs
-    that were left out, which say whether errors here are as large as elsewhere (Student's).
+    The mean, which the site's parameters do not explain, widens the rest. All other widths are
+    multiplied by sqrt((SURE + y' C^-1 y) / (SURE + runs)), with the errors y of runs, each
+    predicted from the others: they say whether errors here are as large as elsewhere (Student's
+    distribution).
     """
     names = list(fit.causes)
     sds = np.array(list(fit.causes.values()))
     x = sds * [shares.get(name, 0.0) for name in names]
     measured = sds * [[run.shares.get(name, 0.0) for name in names] for run in runs]
-    logs, left_out = np.array([(run.log, run.left_out) for run in runs]).T
+    logs = np.array([run.log for run in runs])
     common = measured @ measured.T + fit.rest**2 * np.eye(len(runs))
     left = np.eye(x.size) - measured.T @ np.linalg.solve(common, measured)
-    misfit = left_out @ np.linalg.solve(common, left_out)
+    misfit = logs @ np.linalg.solve(common, logs)
     scale = math.sqrt((SURE + misfit) / (SURE + len(runs)))
     # Causes are no longer independent: each has its part of their variance by its own one.
     alone = np.abs(x) * np.sqrt(np.diag(left))
     scale_causes = scale * math.sqrt(max(0.0, x @ left @ x) / max(alone @ alone, TINY))
     causes = dict(zip(names, (scale_causes * alone).tolist(), strict=True))
     causes = {name: sd for name, sd in causes.items() if sd}
-    mean = float(x @ measured.T @ np.linalg.solve(common, logs))
-    return Spread(causes, scale * fit.rest, mean, fit.reach)
+    mean = x @ measured.T @ np.linalg.solve(common, logs)
+    return Spread(causes, math.hypot(scale * fit.rest, mean), 0.0, fit.reach)
+
+
+def step_spread(run: Run, shares: Mapping[str, float]) -> Spread:
+    """Return the distribution of measured over estimated step times with these shares of causes."""
+    shipped, site = spread(error_fits().step_time, shares), run.site
+    if site is not None and site.reach is not None:
+        sd = min(site.reach / shipped.reach, shipped.sd)
+        shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
+    elif site is not None and site.errors:
+        shipped = updated(error_fits().step_time, shares, site.errors)
+    return shipped.with_cause("arguments", unpriced_doubt(run.arguments))
+
+
+def least_time_spread(run: Run, layout: Layout) -> Spread:
+    """Return a distribution that is no wider than that of any step of the layout. The sum of
+    (share x error)^2 over causes whose shares add up to 1 is least where shares are proportional to
+    1 / error^2. At a site with measured runs the rest alone is counted.
+    """
+    if run.site is not None and run.site.errors:
+        return step_spread(run, {})
+    errors = error_fits().step_time.causes
+    weights = {name: errors[name] ** -2 for name in EXCLUSIVE}
+    shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    return step_spread(run, shares | _layout_shares(layout))
+
+
+def _layout_shares(layout: Layout) -> dict[str, float]:
+    """Return the shares of causes that act on all of a step or not at all."""
+    return {"sharding": float(layout.zero >= 2), "source": 1.0}
 
 
 def time_shares(
