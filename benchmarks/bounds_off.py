@@ -23,6 +23,7 @@ from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.proof import reserve, tasks
 from atoll.schedule import solve
 from atoll.training.batch import choices, path_bounds
+from record import recorded
 
 LIMIT = "300s"
 PATHS = 5
@@ -115,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(recorded(main))

@@ -33,6 +33,7 @@ from atoll.answers.search import SearchAnswer
 from atoll.export.zigzag import mapped_products, write_zigzag
 from atoll.hardware.energy import core_buffer_bytes_per_mac, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
+from record import recorded
 
 STAGES = [
     WorkloadParserStage, AcceleratorParserStage, SumStage, WorkloadStage, MinimalLatencyStage,
@@ -58,11 +59,11 @@ def evaluated(folder: Path) -> dict[str, Any]:
     return {cost.layer.name: cost for cost, _ in answers[0][1]}
 
 
-def main(runs: list[str]) -> None:
+def main() -> None:
     print("| m x n x k | resident | Atoll cycles | ZigZag | ratio | Atoll mJ | ZigZag mJ |")
     print("|---|---|---|---|---|---|---|")
     ratios, energies, seen = [], [], set()
-    for run in runs:
+    for run in sys.argv[1:]:
         answer = atoll.load(Path(run) / "result.json")
         assert isinstance(answer, SearchAnswer)
         chip = answer.best.accelerator.device()
@@ -99,4 +100,4 @@ def main(runs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(recorded(main))

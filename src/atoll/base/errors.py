@@ -56,5 +56,5 @@ class InfeasibleError(AtollError):
         ...     atoll.plan("llama3-70b", "h100", 8, batch=8)
         ... except atoll.InfeasibleError as error:
         ...     print(error)  # doctest: +ELLIPSIS
-        llama3-70b does not fit 8 h100: ...
+        llama3-70b does not fit 8 h100 with megatron-lm: ...
     """

@@ -115,7 +115,7 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
     robustness: Robustness | None = None
     """The answer under draws of the physical constants, where asked for."""
 
-    def robustness_words(self) -> str:
+    def _robustness_words(self) -> str:
         """The answer under the draws, and how often it beats the existing devices in them."""
         if self.robustness is None:
             return ""
@@ -275,7 +275,7 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
         if self.job.per is not None:
             lines.append(("Cost", self.price_words()))
         if self.robustness is not None:
-            lines.append(("Robustness", self.robustness_words()))
+            lines.append(("Robustness", self._robustness_words()))
         return [*lines, ("Confidence", self.certificate.sentence())]
 
     def __str__(self) -> str:
