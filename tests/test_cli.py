@@ -214,7 +214,7 @@ def test_validates_the_gpu_operator_model(atoll: Run) -> None:
     ("arguments", "words"),
     [
         (("validate", "--data", "nowhere.csv"), ("nowhere.csv",)),
-        (("validate", "--device", "h20"), ("h20", "h200")),
+        (("validate", "--device", "h2000"), ("h2000", "h200")),
         (("search", "--model", "lama2-7b"), ("lama2-7b", "llama2-7b")),
         (("search", "--devices", "-4"), ("devices", "-4")),
         (("search", "--batch", "0"), ("batch", "0")),

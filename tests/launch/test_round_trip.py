@@ -220,7 +220,8 @@ def test_deepspeed_without_zero_and_in_pipelines_sums_gradients_when_all_are_the
     assert checked.estimate.step.time_s == pytest.approx(step.time_s, rel=1e-9)
     stepper, shares = Estimator(made.run).shares(made.layout)
     wires_s = [
-        gradient_s(stepper, *Estimator(made.run).trained(made.layout, share))[0] for share in shares
+        made.run.slack * gradient_s(stepper, *Estimator(made.run).trained(made.layout, share))[0]
+        for share in shares
     ]
     hides = zero == 1 and pp == 1
     assert step.gradient_s == pytest.approx(0.0 if hides else max(wires_s), abs=1e-3 * max(wires_s))

@@ -141,7 +141,7 @@ def test_a_limit_leaves_the_best_so_far_and_a_bound_that_holds(whole, tmp_path, 
             assert "before a layout was estimated; give it more time" in str(error)
             seen.add("nothing")
         else:
-            proof, best_s = found.certificate, whole.best.step.time_s
+            proof, best_s = found.certificate, whole.fastest.step.time_s
             assert found.best.fits and found.best.step.time_s >= best_s * (1 - 1e-9)
             assert proof.bound >= ASKED["batch"] / best_s * (1 - 1e-9)
             assert proof.evaluated + sum(proof.ruled_out.values()) + found.unseen == proof.items

@@ -13,7 +13,7 @@ from atoll.base.errors import AtollError
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout, check_recompute
 from atoll.tools.software import find_stack, graphed, overlapping, stack_named
-from atoll.tools.stack import COMPILED, FSDP, MEGATRON, NEMO, STACKS
+from atoll.tools.stack import COMPILED, FSDP, MEGATRON, NEMO
 from atoll.training.estimate import Estimate, estimate
 from atoll.validation.row_runs import run_from_row, unread_words
 from atoll.validation.row_settings import port_Bps
@@ -255,8 +255,7 @@ def test_products_that_add_gradients_read_and_write_their_sum() -> None:
 
 def test_several_nodes_wait_for_the_slowest() -> None:
     run, _ = run_from_row(row("A100-SXM", framework="megatron-2021"))
-    assert run.slack == STACKS["megatron-2021"].straggling > 1
-    assert replace(run, devices=8).slack == 1
+    assert run.slack > replace(run, devices=8).slack > replace(run, devices=1).slack == 1
 
 
 def test_what_stays_between_steps() -> None:

@@ -139,8 +139,11 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
     if stack.module_experts:
         layer = _module_experts(layer, stack.module_experts)
     if stack.autocast:
-        composed = frozenset({"gelu", "gelu_bwd"} if run.alias else ())
-        layer = autocast(layer, WIDE_FUNCTIONS | composed)
+        wide = WIDE_FUNCTIONS | ({"gelu", "gelu_bwd"} if run.alias else set())
+        fused_norms = "rmsnorm_mixed" in stack.passes
+        if fused_norms:
+            wide |= {"rmsnorm", "rmsnorm_bwd"}
+        layer = autocast(layer, wide, fused_norms)
     if run.adapters is not None and stack.plain_scores:
         layer = with_adapter_passes(layer, stack)
     if run.half_logits and stack.plain_scores:

@@ -6,7 +6,7 @@ norms in fp32, and casts the input of every projection on its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 from atoll.tools.stack import VectorPasses
@@ -26,8 +26,10 @@ STREAM_PASSES: Mapping[str, VectorPasses] = {
 WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 
 
-def autocast(layer: Layer, wide_functions: frozenset[str]) -> Layer:
-    """Return a layer under autocast. `wide_functions` move fp32 instead of 16 bits."""
+def autocast(layer: Layer, wide_functions: Set[str], fused_norms: bool) -> Layer:
+    """Return a layer under autocast. `wide_functions` move fp32 instead of 16 bits. `fused_norms`
+    are fused only where input and weight are both fp32: over the residual stream.
+    """
     tensors = dict(layer.tensors)
     normed = {name: op for op in layer.forward if op.kind == "norm" for name in op.writes}
     stream = {n for op in layer.forward if op.kind == "add" for n in op.writes} | {layer.input}
@@ -56,6 +58,11 @@ def autocast(layer: Layer, wide_functions: frozenset[str]) -> Layer:
 
     def changed(op: Operator) -> Operator:
         residual = op.kind == "add" and len(op.vectors) == 1
+        if fused_norms and op.kind.startswith("norm") and stream.isdisjoint(op.reads):
+            works = [
+                work.by(work.function.replace("rmsnorm", "rmsnorm_mixed")) for work in op.vectors
+            ]
+            return replace(op, vectors=tuple(works))
         mixed = "add_mixed" if residual and op in layer.forward else "add_fp32"
         works = [
             work.by(mixed) if residual
