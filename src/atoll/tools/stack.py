@@ -206,6 +206,8 @@ class Stack:
     keep an fp32 softmax; every block casts its dense mask."""
     math_attention: bool = False
     """SDPA's math back end, in fp32: of unfused attention, or of trained position biases only."""
+    autocast_alone: bool = False
+    """On one device, weights are fp32 and products under autocast."""
     autocast: bool = False
     """fp32 weights are cast for every product, and the residual stream stays in fp32."""
     module_experts: str = ""

@@ -166,7 +166,7 @@ def fp8_bytes(run: Run, cost: LayerCost) -> float:
     """Return the bytes of fp8 copies of a layer's undivided 16-bit weights, or of the 16-bit copies
     of fp32 weights that autocast keeps for a step.
     """
-    if run.stack.autocast:
+    if run.autocast:
         return 2.0 * _trained(cost) if cost.is_block or cost.name == "head" else 0.0
     has_copies = run.precision in SCALED and cost.is_block
     parameters = cost.frozen if run.adapters else (cost.parameters, cost.expert_parameters)

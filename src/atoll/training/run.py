@@ -143,6 +143,11 @@ class Run:
         return slowest_of(self.devices) if isinstance(self.gpu, Gpu) else 1.0
 
     @property
+    def autocast(self) -> bool:
+        """Whether products run under autocast over fp32 weights."""
+        return self.stack.autocast or (self.stack.autocast_alone and self.devices == 1)
+
+    @property
     def frozen_bytes(self) -> float:
         """Bytes per frozen weight in a block, which has no master copy."""
         if self.stack.frozen_bytes is not None:

@@ -77,12 +77,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     implementation = args.text("optimizer.implementation") or "fused"
     if implementation not in OPTIMIZERS:
         args.used.pop("optimizer.implementation")
-    flags = [
-        f"loss_chunks={args.count('loss.num_chunks') or 1}",
-        OPTIMIZERS.get(implementation, ""),
-    ]
-    if fields["zero"] == 0 and tp == pp == 1:
-        flags.append("autocast")  # maybe_enable_amp: without FSDP its Trainer runs under autocast
+    flags = f"loss_chunks={args.count('loss.num_chunks') or 1}", OPTIMIZERS.get(implementation, "")
     fields["flags"] = " ".join(filter(None, flags))
     if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
         fields["overlap"] = "grad_reduce param_gather tp_comm"

@@ -165,6 +165,11 @@ def _refusals(plan: LaunchPlan) -> Iterator[str]:
         yield f"its experts have etp 1 with ep above 1, else tp, not etp {layout.etp}"
     if layout.ep > 1 and layout.zero == 0:
         yield "it spreads experts over sharded data parallelism only; use zero 3"
+    if not sharded and layout.model_ranks * layout.dp > 1 and layout.cp == 1:
+        yield (
+            "without FSDP it trains several devices in fp32, or replicas under autocast, which is "
+            "not priced; use zero 2 or 3 (1 with a pipeline) and dp of at least 2"
+        )
     if layout.zero == 1 and layout.pp == 1 and sharded:
         yield "without a pipeline it cannot divide optimizer states alone; use zero 2 or 3"
     if layout.hsdp > 1 and (layout.dp % layout.hsdp or layout.hsdp == layout.dp * layout.cp):

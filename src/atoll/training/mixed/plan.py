@@ -98,7 +98,7 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
         best, run, proof = self.best, self.pods.runs[0], self.certificate
         fullest = best.fullest
         gpu = self.pods.runs[fullest.pod].gpu
-        needed, there = fullest.memory.needed, gpu.hbm_bytes
+        needed, capacity = fullest.memory.needed, gpu.hbm_bytes
         unused = f"; not used: {', '.join(best.left_out)}" if best.left_out else ""
         words = f"proven fastest of {proof.over}" if proof.proven else proof.sentence()
         return [
@@ -110,8 +110,9 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
             ),
             (
                 "Memory",
-                f"{format_bytes(needed)} needed of {format_bytes(there)} on the fullest {gpu.name}:"
-                f" fits, {format_bytes(there - needed)} ({1 - needed / there:.0%}) to spare",
+                f"{format_bytes(needed)} needed of {format_bytes(capacity)} on the fullest "
+                f"{gpu.name}: fits, {format_bytes(capacity - needed)} "
+                f"({1 - needed / capacity:.0%}) to spare",
             ),
             ("Confidence", f"{words}; runs on several pods were never measured"),
         ]

@@ -195,10 +195,10 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
             ['Wafer', 'Run', 'Step', 'Memory']
         """
         wafer, cost, placement = self.wafer, self.evaluation, self.placement
-        mapping, needed, there = cost.mapping, cost.memory_bytes, wafer.memory_bytes
+        mapping, needed, capacity = cost.mapping, cost.memory_bytes, wafer.memory_bytes
         rectangle, rate = mapping.stages[0].rectangle, cost.samples_per_s
-        margin = abs(there - needed)
-        fit = f"fits, {format_bytes(margin)} ({margin / there:.0%}) to spare"
+        margin = abs(capacity - needed)
+        fit = f"fits, {format_bytes(margin)} ({margin / capacity:.0%}) to spare"
         if not cost.fits:
             fit = f"DOES NOT FIT, {format_bytes(margin)} too much"
         return [
@@ -221,7 +221,7 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
                 f"{rate * mapping.sequence:,.0f} tokens/s, MFU {format_mfu(self.mfu)}, "
                 f"{self.power_W / 1e3:.1f} kW",
             ),
-            ("Memory", f"{format_bytes(needed)} needed of {format_bytes(there)} per die: {fit}"),
+            ("Memory", f"{format_bytes(needed)} needed of {format_bytes(capacity)} per die: {fit}"),
         ]
 
     def text_map(self) -> str:

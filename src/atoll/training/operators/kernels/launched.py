@@ -138,7 +138,7 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
         layer = _joined_gates(layer)
     if stack.module_experts:
         layer = _module_experts(layer, stack.module_experts)
-    if stack.autocast:
+    if run.autocast:
         wide = WIDE_FUNCTIONS | ({"gelu", "gelu_bwd"} if run.alias else set())
         fused_norms = "rmsnorm_mixed" in stack.passes
         if fused_norms:
