@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, adamw, randomize
+from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, adamw, empty_model, randomize
 from atoll.measurement.runner import RankJob
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
@@ -39,9 +39,13 @@ def build(job: RankJob, device: str) -> RankStep:
     randomize(model)
     _restore_buffers(base, device)
     trained = [p for p in model.parameters() if p.requires_grad]
-    called = _replicated(model, mesh, device) if job.fsdp == 1 and job.replicate > 1 else model
+    called = model
+    if job.fsdp == 1 and job.replicate > 1:
+        group, numbers = mesh["replicate"].get_group(), [0] if device == "cuda" else None
+        parallel = torch.nn.parallel.DistributedDataParallel
+        called = parallel(model, device_ids=numbers, process_group=group)
     if job.compiled:
-        for block in blocks(base):
+        for block in _blocks(base):
             block.compile()
     vocabulary = int(job.config["vocab_size"])
     ids = torch.randint(5, vocabulary, (job.microbatch, job.sequence), device=device)
@@ -55,13 +59,8 @@ def build(job: RankJob, device: str) -> RankStep:
     def clip() -> None:
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
 
-    return RankStep(
-        model,
-        accumulated(called, job, loss),
-        adamw(trained),
-        clip if job.clip else None,
-        trained=trained,
-    )
+    passes = accumulated(called, job, loss)
+    return RankStep(model, passes, adamw(trained), clip if job.clip else None, trained=trained)
 
 
 def _model(job: RankJob) -> Any:
@@ -73,15 +72,10 @@ def _model(job: RankJob) -> Any:
     settings = transformers.AutoConfig.for_model(kind, **config)
     if "num_experts_per_tok" in config:
         settings._experts_implementation = "grouped_mm"
-    weights = DTYPES[job.weights]
-    torch.set_default_dtype(weights)
-    try:
-        with torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(
-                settings, attn_implementation="sdpa", dtype=weights
-            )
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with empty_model(job) as dtype:
+        return transformers.AutoModelForCausalLM.from_config(
+            settings, attn_implementation="sdpa", dtype=dtype
+        )
 
 
 def _with_adapters(base: Any, job: RankJob) -> Any:
@@ -123,31 +117,17 @@ def _shard(model: Any, base: Any, mesh: Any, job: RankJob) -> None:
 
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if job.replicate > 1 else mesh["shard"],
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=DTYPES[job.compute], reduce_dtype=DTYPES[job.reduce]
-        ),
+        "mp_policy": MixedPrecisionPolicy(DTYPES[job.compute], DTYPES[job.reduce]),
         "reshard_after_forward": job.reshard,
     }
-    for block in blocks(base):
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+    for part in (*_blocks(base), model):
+        fully_shard(part, **options)
 
 
-def _replicated(model: Any, mesh: Any, device: str) -> Any:
-    return torch.nn.parallel.DistributedDataParallel(
-        model,
-        device_ids=[0] if device == "cuda" else None,
-        process_group=mesh["replicate"].get_group(),
-    )
-
-
-def blocks(model: Any) -> list[Any]:
-    """Return the blocks of a model: the elements of its longest list of modules."""
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
-    kinds = {type(m[0]) for m in lists}
-    firsts = [next(m for m in lists if type(m[0]) is kind) for kind in kinds]
-    layers = int(getattr(model.config, "num_hidden_layers", 0))
-    return list(next(m for m in firsts if len(m) == layers))
+def _blocks(model: Any) -> list[Any]:
+    """Return the blocks of a model: its first list of as many modules as it has layers."""
+    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+    return list(next(m for m in lists if len(m) == model.config.num_hidden_layers))
 
 
 def _restore_buffers(model: Any, device: str) -> None:

@@ -13,7 +13,7 @@ from atoll.training.estimate import Estimate
 from atoll.workload.load import read_json, zoo_entry, zoo_names
 
 TOOLS = ("torchtitan", "transformers")
-RECOMPUTE = {"none": "none", "full": "full", "alternate": "alternate"}
+RECOMPUTE = ("none", "full", "alternate")
 
 
 def rank_jobs(estimate: Estimate, ranks: Sequence[str]) -> list[RankJob]:
@@ -41,7 +41,7 @@ def rank_jobs(estimate: Estimate, ranks: Sequence[str]) -> list[RankJob]:
             microbatch=layout.microbatch,
             sequence=run.sequence,
             microbatches=layout.microbatches(run.global_batch),
-            recompute=RECOMPUTE.get(layout.recompute, "every-second-block"),
+            recompute=layout.recompute if layout.recompute in RECOMPUTE else "every-second-block",
             weights=weights,
             reduce=weights,
             reshard=layout.zero == 3 or layout.pp > 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,17 @@ def randomize(model: Any) -> None:
         for parameter in model.parameters():
             data = local_part(parameter)
             data.normal_(0.0, 0.02) if parameter.dim() > 1 else data.fill_(1.0)
+
+
+@contextlib.contextmanager
+def empty_model(job: RankJob) -> Iterator[torch.dtype]:
+    """Build a model of the job's dtype without storage; yield that dtype."""
+    torch.set_default_dtype(DTYPES[job.weights])
+    try:
+        with torch.device("meta"):
+            yield DTYPES[job.weights]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def adamw(parameters: list[Any]) -> Any:
