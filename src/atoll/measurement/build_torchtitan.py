@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from atoll.measurement.rank_step import (
     DTYPES,
     RankStep,
     accumulated,
-    adamw,
     empty_model,
     pipelined,
     randomize,
@@ -44,12 +44,10 @@ def build(job: RankJob, device: str) -> RankStep:
     model = _model(job, settings)
     parallelize_llama(model, dims, settings)
     model.to_empty(device=device)
-    with torch.no_grad():
-        randomize(model)
-        with torch.device(device):
-            model.freqs_cis = model._precompute_freqs_cis()
+    randomize(model)
+    with torch.device(device):
+        model.freqs_cis = model._precompute_freqs_cis()
     model.train()
-    trained = list(model.parameters())
     entropy = build_cross_entropy_loss(settings)
     shape = job.microbatch, job.sequence
     ids = torch.randint(0, job.config["vocab_size"], shape, device=device)
@@ -70,13 +68,10 @@ def build(job: RankJob, device: str) -> RankStep:
         with cast:
             return stage(ids)
 
-    def clip() -> None:
-        titan_utils.clip_grad_norm_(trained, 1.0, foreach=True)
-
     piped = job.pp > 1
     passes = pipelined(model, job, stage, inputs) if piped else accumulated(model, job, loss)
-    context = titan_utils.get_train_context(job.tp > 1)
-    return RankStep(model, passes, adamw(trained), clip if job.clip else None, context, trained)
+    clip = partial(titan_utils.clip_grad_norm_, foreach=True) if job.clip else None
+    return RankStep(model, passes, clip, titan_utils.get_train_context(job.tp > 1))
 
 
 def _settings(job: RankJob) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-Mark = Callable[[str], None]
+Mark = Callable[[str], object]
 Step = Callable[[Mark], Any]
 """A training step, which tells `mark` where its phases begin; the last mark is its end."""
 CLOCK_SM = 1
