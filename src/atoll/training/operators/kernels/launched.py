@@ -6,16 +6,15 @@ that runs below this rate counts as many more bytes (H200, torch 2.11, transform
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.base.errors import AtollError
 from atoll.cost.gpu_attention import BACKWARD_QUERY_PASSES
 from atoll.hardware.gpu import Gpu
-from atoll.tools.stack import Stack, VectorPasses
-from atoll.training.operators.kernels.adapter_passes import ADAPTER_PASSES, with_adapter_passes
+from atoll.tools.stack import KERNELS, Stack, VectorPasses
+from atoll.training.operators.kernels.adapter_passes import with_adapter_passes
 from atoll.training.operators.kernels.wide_products import FLOAT, is_math
-from atoll.training.operators.kernels.wide_streams import STREAM_PASSES, autocast, in_fp32
+from atoll.training.operators.kernels.wide_streams import autocast, in_fp32
 from atoll.training.operators.roles import multiplies_experts
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
@@ -24,54 +23,8 @@ from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pa
 
 HALF = 2  # bytes
 
-COUNTED: Mapping[str, VectorPasses] = {
-    "bias": VectorPasses(4, 1),
-    "bias_grad": VectorPasses(2, 1),
-    "relu": VectorPasses(4, 1),
-    "relu_bwd": VectorPasses(6, 1),
-    "tanh": VectorPasses(4, 1),
-    "tanh_bwd": VectorPasses(6, 1),
-    "topk": VectorPasses(8, 4),
-    "topk_bwd": VectorPasses(4, 1),
-    "rotary": VectorPasses(4, 1),
-    "rotary_bwd": VectorPasses(4, 1),
-    "relu2": VectorPasses(4, 1),
-    "relu2_bwd": VectorPasses(6, 1),
-    "xielu": VectorPasses(4, 1),
-    "xielu_bwd": VectorPasses(6, 1),
-    "gelu_new": VectorPasses(4, 1),
-    "gelu_new_bwd": VectorPasses(6, 1),
-    # Logits in 16 bits: 4 and 6 bytes at half of the rate.
-    "cross_entropy_half": VectorPasses(8.2, 1),
-    "cross_entropy_half_bwd": VectorPasses(8.2, 1),
-    # A broadcast product written in fp32 (4 bytes at 1.45 TB/s) and summed; backwards two of them.
-    "scan_squares": VectorPasses(16, 2),
-    "scan_bwd_squares": VectorPasses(32, 4),
-    "expert_mask": VectorPasses(12, 1),  # masked fill: 4 bytes at 1.45 TB/s
-    "expert_zeros": VectorPasses(2, 1),
-    # Gate and up as halves of one output: kernels of strided halves at half of their rate and less;
-    # backwards the halves are joined (3.2 TB/s).
-    "gate_halves": VectorPasses(5.5, 0),
-    "gate_halves_bwd": VectorPasses(10, 1),
-    **ADAPTER_PASSES,
-    **STREAM_PASSES,
-    # Masks, and scores of attention.
-    "mask_read": VectorPasses(0, 0),  # by the kernels of attention (`DENSE_MASK`)
-    "mask_cast": VectorPasses(10.8, 1),  # a boolean mask to 16 bits: 3 bytes at 1.2 TB/s
-    "score_scale": VectorPasses(4, 1),
-    "score_mask": VectorPasses(12, 1),  # a broadcast mask is added: 4 bytes at 1.45 TB/s
-    "score_cast": VectorPasses(12.6, 1),  # 16 bits to fp32: 6 bytes at 2.1 TB/s
-    "score_round": VectorPasses(6, 1),
-    "score_product": VectorPasses(12, 1),  # gradient times softmax in fp32, before its sums
-    "sink_append": VectorPasses(26, 1),  # concatenation: 4 bytes at 0.67 TB/s
-    "sink_maximum": VectorPasses(4, 1),
-    "sink_drop": VectorPasses(12, 2),  # zeros, then a strided copy
-    "math_operand": VectorPasses(20.6, 2),  # cast to fp32 (6 bytes at 2.1 TB/s), scaled
-    "math_gradient": VectorPasses(14, 2),  # scaled in fp32, cast to 16 bits
-    # SDPA's math back end: mask added in fp32 (20), then is-infinite (6), all (4), where (14).
-    "safe_softmax": VectorPasses(44, 4),
-}
-"""Passes without entry in a stack or calibration: what the kernels read and write per element."""
+COUNTED = {name: VectorPasses(**moved) for name, moved in KERNELS["modules"].items()}
+"""Passes without entry in a stack or calibration."""
 
 HALF_SOFTMAX = ("bert", "roberta", "vit", "gpt2", "t5", "mt5", "umt5", "bart")
 """Families whose modules do not cast scores to fp32 (transformers 5.17)."""
