@@ -187,6 +187,34 @@ class SweepAnswer(DrawnAnswer):
         problems = ("problem",) if any(row.problem for row in self.rows) else ()
         return *self.axes, *figures, *problems
 
+    @property
+    def figure(self) -> str:
+        """Name of the figure that charts show: the first one."""
+        return next((name for row in self.rows for name in row.figures), "")
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the sweep in short: its size, the best combination, and why others have no answer.
+
+        Returns:
+            Lines as (label, text).
+
+        Examples:
+            >>> import atoll
+            >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
+            >>> atoll.sweep(asked, devices=[8, 16]).summary()[0]
+            ('Sweep', '2 runs over devices: batch 64, device h100, model gpt2-xl')
+        """
+        answered = [row for row in self.rows if self.figure in row.figures]
+        lines = [("Sweep", f"{len(self.rows)} runs over {', '.join(self.axes)}: {self.given}")]
+        if answered:
+            best = max(answered, key=lambda row: float(str(row.figures[self.figure])))
+            values = ", ".join(f"{name} {format_value(v)}" for name, v in best.asked.items())
+            words = f"{format_value(best.figures[self.figure])} {self.figure} at {values}"
+            lines.append(("Best", words))
+        if problems := [row for row in self.rows if row.problem]:
+            lines.append(("Note", f"{len(problems)} without an answer: {problems[0].problem}"))
+        return lines
+
     def lines(self) -> list[dict[str, JsonValue]]:
         """The rows, flat.
 
@@ -265,6 +293,26 @@ class CompareAnswer(DrawnAnswer):
     runs: tuple[str, ...]
     asked: tuple[ComparedRow, ...]
     figures: tuple[ComparedRow, ...]
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the comparison in short: the runs, what was asked otherwise, the first figure.
+
+        Returns:
+            Lines as (label, text).
+
+        Examples:
+            >>> import atoll
+            >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64)
+            >>> small.compare(large).summary()[1]
+            ('Asked', 'devices: 8 | 16 (2x)')
+        """
+        differing = [row for row in self.asked if row.differs]
+        rows = [("Asked", row) for row in differing] + [
+            ("Figures", row) for row in self.figures[:1]
+        ]
+        lines = [(label, f"{row.name}: {' | '.join(row.cells())}") for label, row in rows]
+        return [("Runs", " | ".join(self.runs)), *lines]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The rows for pandas.
