@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal, NotRequired
 from pydantic import JsonValue
 from typing_extensions import TypedDict
 
-from atoll.answers.answer import Answer, DrawnAnswer
+from atoll.answers.answer import Answer, TableAnswer
+from atoll.base.chart import Chart, draw
+from atoll.base.errors import AtollError
 from atoll.base.units import format_value
 
 if TYPE_CHECKING:
@@ -170,7 +172,7 @@ class SweptRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAnswer(DrawnAnswer):
+class SweepAnswer(TableAnswer):
     """A question asked for every value of some of its fields."""
 
     kind: Literal["sweep"] = "sweep"
@@ -264,6 +266,36 @@ class SweepAnswer(DrawnAnswer):
 
         return pd.DataFrame(self.lines())
 
+    def chart(self, figure: str | None = None) -> Chart:
+        """One figure of all runs, drawn over the first axis; other axes are lines of their own.
+
+        Args:
+            figure: A column of numbers, for example "step s". Default: the first.
+
+        Returns:
+            The chart, which notebooks show; its `save(path)` writes an SVG file.
+
+        Raises:
+            AtollError: No column of numbers has that name.
+
+        Examples:
+            >>> import atoll
+            >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
+            >>> atoll.sweep(asked, devices=[8, 16]).chart("step s").svg[:4]
+            '<svg'
+        """
+        name = figure or self.figure
+        _check_figure(name, [pair for row in self.rows for pair in row.figures.items()])
+        first, *others = self.axes
+        places = list(dict.fromkeys(format_value(row.asked[first]) for row in self.rows))
+        series: dict[str, list[float | None]] = {}
+        for row in self.rows:
+            words = ", ".join(f"{axis} {format_value(row.asked[axis])}" for axis in others)
+            line = series.setdefault(words, [None] * len(places))
+            line[places.index(format_value(row.asked[first]))] = _number(row.figures.get(name))
+        numbers = all(_number(row.asked[first]) is not None for row in self.rows)
+        return draw(name, first, places, series, bars=not numbers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
@@ -285,7 +317,7 @@ class ComparedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareAnswer(DrawnAnswer):
+class CompareAnswer(TableAnswer):
     """Runs side by side."""
 
     kind: Literal["compare"] = "compare"
@@ -331,3 +363,39 @@ class CompareAnswer(DrawnAnswer):
 
         rows = {row.name: row.values for row in (*self.asked, *self.figures)}
         return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.runs))
+
+    def chart(self, figure: str | None = None) -> Chart:
+        """One figure of all runs, drawn as bars.
+
+        Args:
+            figure: A row of numbers, for example "step s". Default: the first.
+
+        Returns:
+            The chart, which notebooks show; its `save(path)` writes an SVG file.
+
+        Raises:
+            AtollError: No row of numbers has that name.
+
+        Examples:
+            >>> import atoll
+            >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64)
+            >>> small.compare(large).chart("MFU").svg[:4]
+            '<svg'
+        """
+        rows = {row.name: row.values for row in self.figures}
+        name = figure or next(iter(rows))
+        _check_figure(name, [(n, values[0]) for n, values in rows.items()])
+        return draw(name, "", self.runs, {"": list(map(_number, rows[name]))}, bars=True)
+
+
+def _check_figure(figure: str, figures: Sequence[tuple[str, JsonValue]]) -> None:
+    numbers = dict.fromkeys(name for name, value in figures if _number(value) is not None)
+    if figure not in numbers:
+        raise AtollError(f"figure: no number is called {figure!r}; there are {', '.join(numbers)}")
+
+
+def _number(value: JsonValue) -> float | None:
+    """Return a value as a number, if it is one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]

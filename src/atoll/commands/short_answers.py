@@ -13,13 +13,11 @@ from pydantic import JsonValue
 
 from atoll.answers.answer import adapter, dumped
 from atoll.answers.designs import CompareAnswer, SweepAnswer
-from atoll.answers.hardware import CatalogueAnswer
-from atoll.answers.models import ModelsAnswer
 from atoll.base.errors import AtollError
 from atoll.base.notebook import summary_lines
+from atoll.base.registry import import_named
 from atoll.base.units import format_value
 from atoll.commands.plain import PRINTED
-from atoll.several.figures import result_figures
 
 LONGEST = 2000
 """Bytes of an answer's text, and of its structured content."""
@@ -84,9 +82,10 @@ def reply_of(name: str, result: Any) -> ToolReply:
 
 
 def _summary(name: str, result: Any) -> list[tuple[str, str]]:
-    if isinstance(result, ModelsAnswer):
+    kind = getattr(result, "kind", "")
+    if kind == "models":
         return [("Models", ", ".join(model.name for model in result.models))]
-    if isinstance(result, CatalogueAnswer):
+    if kind == "catalogue":
         lists = {n: v for n, v in result.to_dict().items() if isinstance(v, list)}
         return [(n.replace("_", " "), ", ".join(v)) for n, v in lists.items()]
     if hasattr(result, "summary"):
@@ -120,6 +119,7 @@ def _first(lines: list[str]) -> list[str]:
 def _figures(result: Any) -> Row:
     answer = getattr(result, "answer", result)
     with suppress(AtollError):
+        result_figures = import_named("atoll.several.figures:result_figures")
         return _rounded(result_figures(getattr(answer, "estimate", answer)))
     return {}
 
