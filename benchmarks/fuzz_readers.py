@@ -103,8 +103,11 @@ def changed_input(reader: Reader, seed: int, number: int) -> Seed:
 
 
 def implausible(draw: random.Random, content: bytes) -> bytes:
-    """One quantity of a file, 1e18 or 1e-30 times as large; the file as it is without any."""
-    found = list(QUANTITY.finditer(content))
+    """One quantity of a file, 1e18 or 1e-30 times as large; the file as it is without any.
+
+    A quantity of zero is the same at any scale.
+    """
+    found = [match for match in QUANTITY.finditer(content) if float(match[1])]
     if not found:
         return content
     at = draw.choice(found)
