@@ -7,7 +7,7 @@ files and workers. The text of an answer is its summary; its structured content 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import cleandoc
@@ -27,6 +27,8 @@ from atoll.questions.verbs import McpQuestion
 
 VERBS = ("plan", "estimate", "check", "search", "models", "hardware", "explain", "compare",
          "validate", "bench")  # fmt: skip
+Answer = tuple[dict[str, Any], list[str]]
+"""The answer of a tool as JSON data, and as texts."""
 INSTRUCTIONS = (
     "Plans and estimates of language model training on existing GPUs and TPUs, judgement of launch "
     "files, and searches for chips. Quantities take units (80 GiB, 10 min). A plan or a search "
@@ -84,9 +86,7 @@ def hidden(question: type[Question]) -> set[str]:
     return unseen - {"sweep", "deadline", "budget", "batch_tokens"}
 
 
-def run_tool(
-    name: str, arguments: dict[str, Any], folders: Sequence[Path] = (Path(),)
-) -> tuple[dict[str, Any], list[str]]:
+def run_tool(name: str, arguments: dict[str, Any], folders: Sequence[Path] = (Path(),)) -> Answer:
     """Run a tool; return its answer as JSON data, and as texts its summary and the launch file.
 
     Files are read only in these folders, and in the local cache of models.
@@ -116,13 +116,23 @@ def _launch_texts(result: Any) -> Iterator[str]:
             yield result.export(tool.name).text
 
 
+async def run_in_process(run: Callable[[], Answer], limiter: Any) -> Answer:
+    """Return what a call gives in another process, which is killed where the call is cancelled."""
+    import anyio
+    import anyio.to_process
+
+    try:
+        return await anyio.to_process.run_sync(run, cancellable=True, limiter=limiter)
+    except (anyio.BrokenWorkerProcess, anyio.BrokenResourceError, anyio.EndOfStream, OSError):
+        raise AtollError("the process of the call ended; ask again, or for less") from None
+
+
 def build_server(folders: Sequence[Path], calls: int) -> Any:
     """Build the SDK's server with one tool per verb.
 
-    Calls run in processes of their own, which are used again: a cancelled one is killed.
+    Calls run in processes of their own, which are used again.
     """
     import anyio
-    import anyio.to_process
     from mcp import types
     from mcp.server.lowlevel import Server
 
@@ -145,10 +155,9 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
     async def call_tool(context: Any, request: Any) -> Any:
         run = partial(run_tool, request.name, request.arguments or {}, folders)
         try:
-            answer, texts = await anyio.to_process.run_sync(run, cancellable=True, limiter=limiter)
-        except (AtollError, anyio.BrokenWorkerProcess) as error:
-            why = str(error) or "the process of the call ended; ask for less"
-            sentences = [types.TextContent(type="text", text=why)]
+            answer, texts = await run_in_process(run, limiter)
+        except AtollError as error:
+            sentences = [types.TextContent(type="text", text=str(error))]
             return types.CallToolResult(content=sentences, is_error=True)
         content = [types.TextContent(type="text", text=text) for text in texts]
         return types.CallToolResult(content=content, structured_content=answer)
