@@ -20,15 +20,6 @@ from zigzag.stages.parser.workload_parser import WorkloadParserStage
 from zigzag.stages.results.reduce_stages import MinimalLatencyStage, SumStage
 from zigzag.stages.workload_iterator import WorkloadStage
 
-from atoll.export.zigzag import (
-    LINKS,
-    SUMS,
-    UNBOUNDED_BITS,
-    accelerator,
-    gemm_layer,
-    memory,
-    shared_memory,
-)
 from atoll_zigzag import Machine, Mapped
 
 STAGES = [
@@ -45,7 +36,10 @@ STAGES = [
 LOOPS = 5
 """Factors of the temporal loops that LOMA orders: all orders of so many are tried."""
 FILES = ("accelerator", "mapping", "workload")
+INPUT_BITS, SUM_BITS = 16, 32
+ALL = ["D1", "D2", "D3"]
 _WIDE = 1 << 20  # bits a cycle: wires between a core and its own buffer
+_ENDLESS = 1 << 46  # bits of HBM: whether a model fits is not asked here
 
 
 def mapped(rows: int, columns: int, k: int, on: str, machine: Machine) -> Mapped | None:
@@ -62,9 +56,24 @@ def mapped(rows: int, columns: int, k: int, on: str, machine: Machine) -> Mapped
         _up(k, unrolled[0]),
         _up(columns, columns_unit),
     ]
-    mapping = [{"name": "default", "spatial_mapping": spatial, **LINKS}]
-    layer = gemm_layer(0, "product", sizes)
-    files = {"accelerator": _chip(machine), "mapping": mapping, "workload": [layer]}
+    links = {"O": "O", "W": "I2", "I": "I1"}
+    mapping = [{"name": "default", "spatial_mapping": spatial, "memory_operand_links": links}]
+    layer = {
+        "id": 0,
+        "name": "product",
+        "operator_type": "Gemm",
+        "equation": "O[d0][d2]+=I[d0][d1]*W[d1][d2]",
+        "loop_dims": ["D0", "D1", "D2"],
+        "loop_sizes": sizes,
+        "operand_precision": {
+            "I": INPUT_BITS,
+            "W": INPUT_BITS,
+            "O": SUM_BITS,
+            "O_final": INPUT_BITS,
+        },
+        "operand_source": {"I": 0, "W": 0},
+    }
+    files = {"accelerator": accelerator(machine), "mapping": mapping, "workload": [layer]}
     try:
         with tempfile.TemporaryDirectory() as folder:
             for name, content in files.items():
@@ -103,15 +112,73 @@ def evaluated(folder: Path, loops: int) -> Any:
         logging.disable(logging.NOTSET)
 
 
-def _chip(machine: Machine) -> dict[str, Any]:
+def accelerator(machine: Machine) -> dict[str, Any]:
     """The configuration in ZigZag's format; costs of energy and area are not asked for."""
-    edge = {"I1": ("tl", "fh"), "O": SUMS}
+    edge = {"I1": ("tl", "fh"), "O": ("tl", "th", "fh", "fl")}
+    every = [f"{o}, {d}" for o in ("I1", "I2", "O") for d in ("fh", "tl")]
+    every += ["O, fl", "O, th"]
     memories = {
-        "core": memory(machine.core_bits, ["D1", "D2"], _WIDE, edge),
-        "glb": shared_memory(machine.glb_bits, machine.glb_bits_per_cycle, doubled=True),
-        "hbm": shared_memory(UNBOUNDED_BITS, machine.hbm_bits_per_cycle),
+        "weights": _memory(2 * INPUT_BITS, [], INPUT_BITS, {"I2": ("tl", "fh")}),
+        "sums": _memory(2 * SUM_BITS, ["D1"], SUM_BITS, {"O": ("tl", "th", "fh", "fl")}),
+        "core": _memory(machine.core_bits, ["D1", "D2"], _WIDE, edge),
+        "glb": _shared(machine.glb_bits, machine.glb_bits_per_cycle, every, buffered=True),
+        "hbm": _shared(_ENDLESS, machine.hbm_bits_per_cycle, every),
     }
-    return accelerator(memories, [machine.depth, machine.width, machine.cores])
+    return {
+        "name": "chip",
+        "memories": memories,
+        "operational_array": {
+            "unit_energy": 0.0,
+            "unit_area": 0.0,
+            "dimensions": ALL,
+            "sizes": [machine.depth, machine.width, machine.cores],
+            "systolic_dimensions": ["D1", "D2"],
+        },
+    }
+
+
+def _memory(
+    size: int, served: list[str], bits: int, allocated: dict[str, tuple[str, ...]]
+) -> dict[str, Any]:
+    """Double buffered, with a port of its own for every direction of every operand."""
+    ports = [
+        _port(number, "read" if direction in ("tl", "th") else "write", bits, [f"{o}, {direction}"])
+        for number, (o, direction) in enumerate(
+            (operand, direction) for operand, all_ in allocated.items() for direction in all_
+        )
+    ]
+    return _level(size, list(allocated), served, ports, buffered=True)
+
+
+def _shared(size: int, bits: int, every: list[str], buffered: bool = False) -> dict[str, Any]:
+    return _level(size, ["I1", "I2", "O"], ALL, [_port(0, "read_write", bits, every)], buffered)
+
+
+def _level(
+    size: int, operands: list[str], served: list[str], ports: list[dict[str, Any]], buffered: bool
+) -> dict[str, Any]:
+    return {
+        "size": size,
+        "r_cost": 0.0,
+        "w_cost": 0.0,
+        "area": 0.0,
+        "latency": 1,
+        "operands": operands,
+        "ports": ports,
+        "served_dimensions": served,
+        "force_double_buffering": buffered,
+    }
+
+
+def _port(number: int, kind: str, bits: int, allocation: list[str]) -> dict[str, Any]:
+    prefix = {"read": "r", "write": "w", "read_write": "rw"}[kind]
+    return {
+        "name": f"{prefix}_port_{number + 1}",
+        "type": kind,
+        "bandwidth_min": min(bits, INPUT_BITS),
+        "bandwidth_max": bits,
+        "allocation": allocation,
+    }
 
 
 def _words(moved: Any) -> float:
