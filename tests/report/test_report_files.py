@@ -182,7 +182,7 @@ def test_a_report_that_exists_while_the_search_runs_again_says_so(
     lock = FolderLock(folder)
     data = page_data(write_report(folder, tmp_path / "page.html"))
     lock.release()
-    assert any("Partial" in str(note) for note in data["notes"])  # type: ignore[attr-defined]
+    assert any("Partial" in text for _, text in data["details"])  # type: ignore[attr-defined]
 
 
 def test_damaged_files(tiny_run: Path, tmp_path: Path, command: Run) -> None:

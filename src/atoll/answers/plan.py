@@ -16,6 +16,7 @@ from atoll.answers.answer import (
     Explanation,
     Number,
     Positive,
+    Summary,
     build_from,
 )
 from atoll.answers.certificate import LayoutProof
@@ -153,6 +154,7 @@ class RunAnswer(Exportable, DrawnAnswer):
     """A training run under one layout."""
 
     format: Literal[3] = 3
+    summary: Summary = ()
     notes: tuple[str, ...] = ()
     """What to know before the figures are believed."""
     version: str = ""

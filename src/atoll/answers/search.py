@@ -8,7 +8,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from atoll.answers.answer import Amount, Count, DrawnAnswer, Explanation, Number, Positive
+from atoll.answers.answer import (
+    Amount,
+    Count,
+    DrawnAnswer,
+    Explanation,
+    Number,
+    Positive,
+    Summary,
+)
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import (
     Degree,
@@ -302,6 +310,7 @@ class SearchAnswer(DrawnAnswer):
 
     kind: Literal["search"] = "search"
     format: Literal[1] = 1
+    summary: Summary = ()
     best: DesignAnswer
     throughput_samples_per_s: Positive
     score: Positive

@@ -99,7 +99,7 @@ def _by_kind(answer: Any) -> None:
     _BY_KIND[answer.kind](answer)
 
 
-_PRINTED: dict[str, Callable[[Any], None]] = {
+PRINTED: dict[str, Callable[[Any], None]] = {
     "bench": tables.print_bench,
     "calibrate": _by_kind,
     "env": tables.print_fields,
@@ -110,11 +110,12 @@ _PRINTED: dict[str, Callable[[Any], None]] = {
     "place": search.print_table_plan,
     "validate": _by_kind,
 }
+"""Functions that print an answer, by command."""
 
 
 def _plain(name: str) -> Callable[[Question, bool], None]:
     def run(question: Question, as_json: bool) -> None:
-        answer(ANSWERED[name](question), as_json, _PRINTED[name])
+        answer(ANSWERED[name](question), as_json, PRINTED[name])
 
     return run
 
@@ -130,5 +131,5 @@ def _check(question: CheckQuestion, as_json: bool, explain: bool) -> None:
     answer(ANSWERED["check"](question), as_json, partial(training.print_checked, explain=explain))
 
 
-PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in _PRINTED}
+PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in PRINTED}
 PLAIN |= {"check": _check, "schema": _schema}
