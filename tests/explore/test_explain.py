@@ -130,6 +130,19 @@ def test_no_listed_neighbour_within_the_limits_is_better(
             assert gain.stopped_by or gain.gain is None or gain.gain <= tolerance
 
 
+def test_operators_stay_below_the_roofline(
+    explained: SearchExplanation, answer: SearchAnswer
+) -> None:
+    (model,), chip = explained.models, answer.best.accelerator
+    peak_flops, hbm_Bps = chip.peak_TFLOPs * 1e12, chip.hbm_bandwidth_GBps * 1e9
+    assert {"forward", "backward"} == {point.pass_ for point in model.roofline}
+    for point in model.roofline:
+        roof = min(peak_flops, point.flop_per_byte * hbm_Bps)
+        assert point.flop_per_s <= point.roof_flop_per_s * (1 + 1e-9)
+        assert point.roof_flop_per_s == pytest.approx(roof)
+    assert 0.0 < model.roof_share <= 1.0
+
+
 def test_devices_are_described_by_their_published_counts() -> None:
     job = SearchQuestion.of(model="bert-large", devices=8)
     like = atoll.search(

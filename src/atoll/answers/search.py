@@ -384,6 +384,20 @@ class SlowOperator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RooflinePoint:
+    """An operator on the roofline of the chip."""
+
+    layer: str
+    pass_: Annotated[str, Field(alias="pass")]
+    name: str
+    flop_per_byte: Amount
+    """FLOPs over the bytes that it moves to and from HBM."""
+    flop_per_s: Amount
+    roof_flop_per_s: Amount
+    """The lower of the chip's peak and HBM bandwidth x `flop_per_byte`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedModel:
     """Where a model's time goes."""
 
@@ -395,6 +409,10 @@ class ExplainedModel:
     """Share of the operators' time by what limits them."""
     schedules: tuple[ScheduleSummary, ...]
     slowest_operators: tuple[SlowOperator, ...]
+    roofline: tuple[RooflinePoint, ...] = ()
+    """Operators of the layers with matrix products."""
+    roof_share: Amount = 0.0
+    """FLOPs of these operators over those that their roofs allow in the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

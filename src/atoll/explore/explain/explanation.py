@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pydantic import JsonValue
 
 from atoll.answers.answer import build_from
-from atoll.answers.design import LayerPass, SearchedModel
+from atoll.answers.design import ChipFigures, LayerPass, SearchedModel
 from atoll.answers.plan import Sensitivity
 from atoll.answers.search import (
     Comparison,
     DesignAnswer,
     ExplainedModel,
+    RooflinePoint,
     ScheduleSummary,
     SearchAnswer,
     SearchExplanation,
@@ -21,6 +24,7 @@ from atoll.base.errors import AtollError
 from atoll.explore.answer.operator_limits import shares
 from atoll.explore.explain.device_comparison import DeviceComparer
 from atoll.explore.explain.neighbours import Neighbours
+from atoll.hardware.device import CELL_PRODUCTS
 from atoll.questions import SearchQuestion
 
 _CHIP_FIELDS = (
@@ -47,7 +51,7 @@ def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchE
         result,
         kind="search-explanation",
         best=best.accelerator,
-        models=tuple(map(_explained, best.models)),
+        models=tuple(_explained(plan, best.accelerator, result.job) for plan in best.models),
         runners_up=tuple(_compare(best, runner_up) for runner_up in result.runners_up),
         steps=steps,
         comparison=comparer.compare(devices) if comparer else {},
@@ -55,16 +59,47 @@ def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchE
     )
 
 
-def _explained(plan: SearchedModel) -> ExplainedModel:
+def _explained(
+    plan: SearchedModel, chip: ChipFigures, job: Mapping[str, JsonValue]
+) -> ExplainedModel:
     blocks = [entry for entry in plan.layers if entry.repeat > 1] or plan.layers
+    peak_flops = chip.peak_TFLOPs * 1e12 * CELL_PRODUCTS[str(job.get("precision", "bf16"))]
+    points = [*_roofline(plan.layers, peak_flops, chip.hbm_bandwidth_GBps * 1e9)]
+    done = sum(seconds * point.flop_per_s for seconds, point in points)
+    allowed = sum(seconds * point.roof_flop_per_s for seconds, point in points)
     return build_from(
         ExplainedModel,
         plan,
+        roofline=tuple(point for _, point in points),
+        roof_share=done / allowed if allowed else 0.0,
         time_parts_s=plan.placement.time_parts_s,
         limits=shares(plan.layers),
         schedules=tuple(build_from(ScheduleSummary, entry) for entry in plan.layers),
         slowest_operators=_slowest(blocks),
     )
+
+
+def _roofline(
+    entries: Iterable[LayerPass], peak_flops: float, hbm_Bps: float
+) -> Iterator[tuple[float, RooflinePoint]]:
+    """Yield the operators with matrix products, each with its seconds in one pass of all layers."""
+    for entry in entries:
+        for operator in entry.operators:
+            product_bytes = sum(product.hbm_bytes for product in operator.products)
+            moved_bytes = max(operator.moved_bytes, product_bytes)
+            if not operator.flops or not moved_bytes or not operator.duration_s:
+                continue
+            intensity = operator.flops / moved_bytes
+            point = build_from(
+                RooflinePoint,
+                operator,
+                layer=entry.layer,
+                pass_=entry.pass_,
+                flop_per_byte=intensity,
+                flop_per_s=operator.flops / operator.duration_s,
+                roof_flop_per_s=min(peak_flops, intensity * hbm_Bps),
+            )
+            yield entry.repeat * operator.duration_s, point
 
 
 def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[SlowOperator, ...]:
