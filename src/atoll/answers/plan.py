@@ -130,6 +130,14 @@ class Gain:
     score: Amount | None = None
     per_mm2: Number | None = None
     """Score per additional mm2."""
+    power_W: Number | None = None
+    """Additional peak power."""
+    stopped_by: str = ""
+    """The limit that this step breaks, or that it is slower; nothing where it would be better."""
+    capped_GHz: Positive | None = None
+    """The clock at which the step keeps to a limit on power that it breaks."""
+    capped_gain: Number | None = None
+    """Relative change of throughput at that clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from atoll.answers.answer import build_from
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
-from atoll.answers.search import NearAnswer, NextChip, SearchAnswer
+from atoll.answers.search import DeviceComparison, NearAnswer, NextChip, SearchAnswer
 from atoll.base.errors import AtollError
 from atoll.base.units import NOT_COUNTED, format_slower
+from atoll.explore.explain.device_comparison import DeviceComparer
+from atoll.explore.explain.neighbours import Neighbours
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, chip_template
-from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import answer_question, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
@@ -56,11 +58,16 @@ def search_view(
         notes.append("Partial: a search is running in this folder; this is its last report.")
     points = space_points(folder, answer)
     gains: SensitivityView | None = None
+    comparison: Mapping[str, DeviceComparison] = {}
+    chip = best.accelerator
     try:
-        gains = sensitivity(answer.best.accelerator, answer_question(answer), unit)
+        neighbours = Neighbours.of(chip, answer_question(answer))
+        gains = SensitivityView(
+            unit=unit, per_mm2=True, rows=neighbours.steps(), base=neighbours.score
+        )
+        comparison = DeviceComparer.of(answer, neighbours).compare(tuple(answer.beside))
     except AtollError as error:
         notes.append(f"No sensitivities: {error}")
-    chip = best.accelerator
     capacity_bytes = chip.hbm_GiB * 2**30
     return PageView(
         kind="search",
@@ -82,6 +89,7 @@ def search_view(
         times=_times(answer),
         space=None if points is None else points.packed(),
         sensitivity=gains,
+        comparison=comparison or None,
         tables=() if answer.ahead is None else (_price_table(answer.ahead),),
     )
 

@@ -13,6 +13,7 @@ from atoll.answers.design import SizedChip
 from atoll.answers.designs import ShownParameter
 from atoll.answers.layout import LaunchFile
 from atoll.answers.plan import Cluster, Sensitivity
+from atoll.answers.search import DeviceComparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +207,7 @@ class PageView:
     times: tuple[TimesView, ...] = ()
     models: tuple[ModelView, ...] = ()
     sensitivity: SensitivityView | None = None
+    comparison: Mapping[str, DeviceComparison] | None = None
     reasons: tuple[str, ...] = ()
     cluster: Cluster | None = None
     launch: tuple[LaunchFile, ...] | None = None

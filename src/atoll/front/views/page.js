@@ -3,6 +3,7 @@
 import { answerLines, figures, h, section } from "../base/dom.js";
 import { chipView } from "./chip.js";
 import { clusterView, launchButton, launchView } from "./cluster.js";
+import { comparisonView } from "./comparison.js";
 import { baselinesView, memoryView, reasonsView, sensitivityView, timesView } from "./parts.js";
 import { pipelineView } from "./pipeline.js";
 import { scheduleView } from "./schedule.js";
@@ -24,6 +25,7 @@ export function pageOf(data, heading = "h1") {
     ...(data.tables ?? []).map(tableView),
     data.times.length && timesView(data),
     data.baselines?.length && baselinesView(["this answer", data.score], data.baselines, data.unit),
+    data.comparison && comparisonView(data),
     data.reasons?.length && reasonsView(data),
     data.models.some((model) => model.layers.length) && scheduleView(data),
     data.models.some((model) => model.pipeline) && pipelineView(data),

@@ -34,15 +34,16 @@ export const reasonsView = ({ reasons }) =>
   section("why", "Why this layout", "For every degree: the best layout with another value, and how much slower it is.", h("ul", {}, reasons.map((reason) => h("li", {}, reason))));
 
 export function sensitivityView({ sensitivity: found }) {
-  const sides = found.rows.flatMap((row) => [[row.what, row.more], ["", row.less]]);
+  const sides = found.rows.flatMap((row) => [[row.what, row.more], ["", row.less]]).filter(([, side]) => side.change);
+  const capped = (side) => (side.capped_gain === null ? "" : `; ${signed((v) => percent(v), side.capped_gain)} at ${number(side.capped_GHz, 3)} GHz`);
   const most = Math.max(1e-9, ...sides.map(([, side]) => Math.abs(side.gain ?? 0)));
   const mm2 = (side) => (Math.abs(side.area_mm2) < 1e-9 ? "–" : `${signed((v) => number(v, 3), side.area_mm2)} mm²`);
   return section("sensitivity", "Sensitivity", found.per_mm2
-    ? "Throughput of the best chip with one part changed, evaluated in full: tilings and layout may change too. "
-      + "Bandwidths of HBM and links change without area, so that they have no figure per mm²."
+    ? "Throughput of the best chip with the next larger and smaller value of one part, evaluated in full: tilings and layout may change "
+      + "too. Bandwidths of HBM and links change without area, so that they have no figure per mm². The last column says what stops it."
     : "Throughput of the same layout with one rate of the machine changed.",
-  table(["part", "change", "throughput", "", ...(found.per_mm2 ? ["area", `${found.unit} per mm²`] : [])], sides.map(([what, side]) => [
+  table(["part", "change", "throughput", "", ...(found.per_mm2 ? ["area", `${found.unit} per mm²`, "power", "not chosen"] : [])], sides.map(([what, side]) => [
     what, side.change.replace("-", "−"), side.gain === null ? "does not fit" : signed((v) => percent(v, 2), side.gain), sidedBar((side.gain ?? 0) / most),
-    ...(found.per_mm2 ? [mm2(side), number(side.per_mm2, 3)] : []),
+    ...(found.per_mm2 ? [mm2(side), number(side.per_mm2, 3), `${signed((v) => number(v, 3), side.power_W)} W`, `${side.stopped_by}${capped(side)}`] : []),
   ]), { id: "sensitivity-table", class: "barred" }));
 }
