@@ -212,6 +212,12 @@ class Page:
         answer = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
         return base64.b64decode(answer["data"])
 
+    def window(self, scale: float) -> bytes:
+        """What the window shows as a PNG, at a scale."""
+        width, height = self.eval("[innerWidth, innerHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
+        return base64.b64decode(self.call("Page.captureScreenshot", clip=clip)["data"])
+
     def screenshot(self, name: str, *, whole: bool = True) -> Path:
         """Keep the page's picture under build/screenshots."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,11 @@
 A block of a page that stands below `<!-- run -->` holds a command after `$` and what it prints. The
 commands of a page run one after the other in a folder of their own, which has the repository's
 examples, sources and tests; a block below `<!-- file NAME -->` is a file there. A picture below
-`<!-- picture runs/mine #chip -->` is that section of the report in that folder, or of a page.
-`python tests/docs/written.py [PAGE...]` runs them, writes what they print and takes the pictures;
-a test compares the outputs, wall times aside.
+`<!-- picture runs/mine #chip -->` is that section of the report in that folder, or of a page;
+`<!-- picture runs/mine 390x844 -->` its top in a window of that size, and
+`<!-- picture runs?run=mine 1400x900 -->` that of the explorer of a folder, at an address.
+`PYTHONPATH=tests python tests/docs/written.py [PAGE...]` runs them, writes what they print and
+takes the pictures; a test compares the outputs, wall times aside.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +33,10 @@ WIDTH = 900
 """Of the window in which pictures are taken."""
 _RUN = re.compile(r"(<!-- run -->\n```\w*\n\$ )([^\n]+)\n(.*?)(```)", re.DOTALL)
 _FILE = re.compile(r"<!-- file ([\w./-]+) -->\n```\w*\n(.*?)```", re.DOTALL)
-_PICTURE = re.compile(r"<!-- picture ([\w./-]+) (#[\w-]+) -->\n!\[[^\]]*\]\(([\w./-]+)\)")
+_PICTURE = re.compile(
+    r"<!-- picture ([\w./?=&,-]+) (#[\w-]+|\d+x\d+) -->\n!\[[^\]]*\]\(([\w./-]+)\)"
+)
+DRAWN = "document.querySelectorAll('main section h2').length > 1"
 _WALL = re.compile(r"\d[\d.,]* s$", re.MULTILINE)
 
 
@@ -77,14 +82,26 @@ def take_pictures(page: Path, folder: Path) -> None:
     wanted = _PICTURE.findall(page.read_text(encoding="utf-8"))
     if not wanted or find_chromium() is None:
         return
-    with start_browser() as browser, browser.page(WIDTH, 900) as tab:
-        for run, section, target in wanted:
-            file = folder / run if run.endswith(".html") else folder / run / "report.html"
-            tab.goto(file.as_uri())
-            tab.wait_for("document.documentElement.dataset.ready === 'yes'")
+    from serve.serve_runs import serving
+
+    with start_browser() as browser, ExitStack() as stack:
+        for run, place, target in wanted:
+            name, _, query = run.partition("?")
+            width, _, height = place.partition("x") if place[0] != "#" else (str(WIDTH), "", "900")
+            if query:
+                explorer = stack.enter_context(serving(folder / name))
+                address = f"{explorer.address}?{query}"
+            else:
+                file = folder / name if name.endswith(".html") else folder / name / "report.html"
+                address = file.as_uri()
+            with browser.page(int(width), int(height)) as tab:
+                tab.goto(address)
+                tab.wait_for(DRAWN if query else "document.documentElement.dataset.ready === 'yes'")
+                scale = min(1.0, WIDTH / int(width))
+                picture = tab.picture(place) if place[0] == "#" else tab.window(scale)
             path = page.parent / target
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(tab.picture(section))
+            path.write_bytes(picture)
 
 
 def without_wall_times(text: str) -> str:

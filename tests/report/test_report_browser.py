@@ -14,7 +14,6 @@ import pytest
 import atoll
 from accessibility import problems, unfocused
 from atoll.questions import EstimateQuestion
-from atoll.report.folder import write_plan
 from atoll.report.page import write_report
 from browser import Browser, Page
 
@@ -112,19 +111,26 @@ def test_tab_reaches_every_control_and_the_focus_is_seen(
         assert unfocused(page) == []
 
 
-def test_a_plan_says_what_its_text_answer_says(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_begins_with_the_lines_of_the_text_answer(browser: Browser, tmp_path: Path) -> None:
     """The same lines in the same order; warnings stand out, and the launch file is saved."""
-    tight = atoll.plan(
-        "llama3-8b", "h100", 8, batch=64, tp=[1], pp=[1], recompute=["none"], tokens=1e9, price=2.5
+    tight = atoll.estimate(
+        "llama2-7b",
+        "h100",
+        8,
+        batch=64,
+        tp=2,
+        zero=0,
+        tokens=1e9,
+        price=2.5,
+        out=tmp_path / "tight",
     )
-    write_plan(tight, tmp_path / "plan")
-    with opened(browser, tmp_path / "plan", tmp_path) as page:
+    with opened(browser, tmp_path / "tight", tmp_path) as page:
         lines = "[...document.querySelectorAll('#answer dl div')]"
         shown = page.eval(f"{lines}.map((e) => [...e.children].map((part) => part.textContent))")
         assert shown == [list(line) for line in tight.summary()]
-        assert {"Run", "Step", "Memory", "Cost", "Confidence"} <= {label for label, _ in shown}
+        assert [label for label, _ in shown] == ["Run", "Step", "Memory", "Cost", "Confidence"]
         warned = page.eval(f"{lines}.filter((e) => e.className === 'warn').map((e) => e.innerText)")
-        assert bool(warned) == tight.best.tight == ("tight" in dict(tight.summary())["Memory"])
+        assert len(warned) == 1 and "fits, but tight" in warned[0]
         page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
         page.click("#launch-save")
         launch = next(f for f in tight.answer.launch if f.target == tight.answer.tool)

@@ -57,7 +57,7 @@ def test_a_pasted_file_is_judged_as_the_command_does_and_leaves_nothing(
     assert found["check"]["estimate"]["layout"]["tp"] == 2
     assert found["check"]["file"] == "run.sh"
     assert "unheard_of" in found["check"]["arguments"]["not_understood"]
-    assert dict(found["summary"]).keys() >= {"Run", "Step", "Memory"}
+    assert dict(found["view"]["summary"]).keys() >= {"Run", "Step", "Memory"}
     assert list(tmp_path.iterdir()) == []
     assert "h100" in ask_json(app, "/api/check")["devices"]
 
@@ -120,7 +120,7 @@ def test_the_door_in_a_browser(browser: Browser, tmp_path: Path) -> None:
         page.set_value("#launch", SCRIPT)
         page.set_value("#check-devices", "8")
         page.click("#judge")
-        page.wait_for("!!document.querySelector('#verdict-lines')", 60)
+        page.wait_for("!!document.querySelector('#verdict #answer')", 60)
         assert page.eval("document.querySelector('#verdict').textContent.includes('fits')")
         assert page.eval("document.querySelectorAll('#verdict img').length") == 0
         page.screenshot("explorer-check-desktop-light")

@@ -1,6 +1,6 @@
 // A launch file, pasted or dropped: does it fit, how long is a step, which layout would be better.
 
-import { answerLines, h, say, section } from "../base/dom.js";
+import { h, say, section } from "../base/dom.js";
 import { pageOf } from "../views/page.js";
 import { post } from "./api.js";
 
@@ -38,8 +38,9 @@ export class Check {
     const asked = { name: named(this.name, this.text.value), text: this.text.value, device: this.device.value, model: this.model.value.trim() };
     if (this.devices.value) asked.devices = Number(this.devices.value);
     try {
-      const verdict = await post("/api/check", asked);
-      this.verdict.replaceChildren(...verdictSections(verdict), pageOf(verdict.view, "h2"));
+      const { check: { better }, view } = await post("/api/check", asked);
+      this.verdict.replaceChildren(pageOf(view, "h2"));
+      if (better) this.verdict.querySelector("#answer").after(section("difference", "What would change", better.proof, h("pre", { tabindex: 0 }, better.launch_file)));
       say("The file is checked");
     } catch (error) {
       this.verdict.replaceChildren(h("p", { class: "card warn", role: "alert" }, error.message));
@@ -54,15 +55,4 @@ function named(name, text) {
   const start = text.trimStart();
   if (start.startsWith("{")) return "launch.json";
   return /^\s*\[[\w.]+\]\s*$/m.test(start) ? "launch.toml" : /^[\w-]+:(\s|$)/m.test(start) && !/^\s*(export\s|--|\w+=)/m.test(start) ? "launch.yaml" : name;
-}
-
-function verdictSections({ check, summary }) {
-  const { better, arguments: read } = check;
-  return [
-    section("verdict-lines", "Verdict", "", answerLines(summary)),
-    ...(better ? [section("difference", "What would change", better.proof, h("pre", { tabindex: 0 }, better.launch_file))] : []),
-    section("arguments", "Arguments", `${Object.keys(read.used).length} used, ${Object.keys(read.without_effect).length} without effect on time or memory.`,
-      check.not_priced.length ? h("p", { class: "warn" },
-        `Not priced: ${check.not_priced.join("; ")}. The interval is wider for it, and no layout is proven best.`) : null),
-  ];
 }

@@ -2,7 +2,7 @@
 
 import { stackedBars } from "../base/bars.js";
 import { tone } from "../base/colours.js";
-import { h, legend, s, section, table } from "../base/dom.js";
+import { h, legend, s, scroller, section, table } from "../base/dom.js";
 import { number, seconds, signed } from "../base/units.js";
 
 const LEFT = 400, WIDE = 420, RIGHT = 150, ROW = 26;
@@ -47,7 +47,7 @@ export const comparisonView = ({ comparison }) =>
       stackedBars([name, "this chip"].map((row, i) => ({ name: row, about: i ? "" : found.layout,
         parts: Object.fromEntries(Object.entries(found.classes_s).map(([part, both]) => [part, both[i]])) })), seconds),
       h("p", { class: "muted" }, `In the template: ${found.described}.`),
-      waterfall(name, found),
+      scroller("Waterfall, scrolls sideways", waterfall(name, found)),
       legend([[tone("green"), "faster"], [tone("vermilion"), "slower"]]),
     ],
   ]));

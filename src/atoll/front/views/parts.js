@@ -34,7 +34,7 @@ export const reasonsView = ({ reasons }) =>
   section("why", "Why this layout", "For every degree: the best layout with another value, and how much slower it is.", h("ul", {}, reasons.map((reason) => h("li", {}, reason))));
 
 export function sensitivityView({ sensitivity: found }) {
-  const sides = found.rows.flatMap((row) => [[row.what, row.more], ["", row.less]]).filter(([, side]) => side.change);
+  const sides = found.rows.flatMap((row) => [[row.what, row.more], [row.what, row.less]]).filter(([, side]) => side.change);
   const capped = (side) => (side.capped_gain === null ? "" : `; ${signed((v) => percent(v), side.capped_gain)} at ${number(side.capped_GHz, 3)} GHz`);
   const most = Math.max(1e-9, ...sides.map(([, side]) => Math.abs(side.gain ?? 0)));
   const mm2 = (side) => (Math.abs(side.area_mm2) < 1e-9 ? "–" : `${signed((v) => number(v, 3), side.area_mm2)} mm²`);

@@ -8,12 +8,13 @@ export const tableView = ({ title, heads, rows }, number) =>
   section(`table-${number}`, title, "", table(heads, rows, { class: "wrap wide" }));
 
 const key = ({ lines }) => (Object.keys(lines).length > 1 ? legend(Object.keys(lines).map((name, i) => [nth(i), name])) : null);
-const INTERVALS = "The pale or thin line through a value is its 90 % interval.";
+const INTERVALS = { bars: "Thin lines are 90 % intervals.", lines: "Pale bars are 90 % intervals." };
 
 /** Figures by name side by side; against numbers one at a time, chosen by the reader. */
 export function chartsView({ charts }) {
-  const about = charts.some((chart) => Object.values(chart.lines).flat().some((point) => point.high)) ? INTERVALS : "";
-  if (charts[0].categories.length) {
+  const uncertain = charts.some((chart) => Object.values(chart.lines).flat().some((point) => point.high));
+  const named = charts[0].categories.length > 0, about = uncertain ? INTERVALS[named ? "bars" : "lines"] : "";
+  if (named) {
     return section("charts", `Figures by ${charts[0].axis}`, about, h("div", { class: "charts" }, charts.map((chart) =>
       h("div", {}, h("h3", {}, chart.figure), chartOf(chart)))), key(charts[0]));
   }
