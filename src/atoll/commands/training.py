@@ -59,7 +59,8 @@ def plan(question: PlanQuestion, as_json: bool, explain: bool, began: float) -> 
                 lambda again: run(job=again, stop=stop, progress=show),
                 None if as_json else shown.print_measured,
             )
-    printed = shown.print_plan if isinstance(result, Plan) else shown.print_mixed
+    planned = partial(shown.print_plan, question=question)
+    printed = planned if isinstance(result, Plan) else shown.print_mixed
     answer(result, as_json, partial(printed, explain=explain))
     leave_if_interrupted(stop, question.out)
     _write_launch_file(question, result)
