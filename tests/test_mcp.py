@@ -17,7 +17,7 @@ import pytest
 import atoll
 from atoll.base.errors import AtollError
 from atoll.commands.kept_answers import DetailsPage, DetailsQuestion, KeptAnswers
-from atoll.commands.mcp import VERBS, WHEN, hidden, offered, run_tool
+from atoll.commands.mcp import VERBS, WHEN, hidden, offered, run_in_process, run_tool
 from atoll.commands.short_answers import short_schema
 from atoll.questions import COMMANDS
 
@@ -148,6 +148,20 @@ def test_files_outside_the_folders_are_refused_unseen(
         run_tool("estimate", {**ASKED, "site": "pipe.yaml"})
     with pytest.raises(AtollError, match="secret: unknown field"):
         run_tool("estimate", {**ASKED, "site": "../outside/site.yaml"}, [outside])
+
+
+@pytest.mark.parametrize("ended", ["BrokenWorkerProcess", "BrokenResourceError", "EndOfStream"])
+def test_a_call_whose_process_ends_is_a_sentence(
+    ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anyio = pytest.importorskip("anyio")
+
+    async def killed(*words: Any, **options: Any) -> None:
+        raise getattr(anyio, ended)
+
+    monkeypatch.setattr("anyio.to_process.run_sync", killed)
+    with pytest.raises(AtollError, match="the process of the call ended; ask again, or for less"):
+        anyio.run(run_in_process, dict, None)
 
 
 @pytest.mark.slow

@@ -431,10 +431,8 @@ def plan(
         run = run_from_question(question)
         axes = axes_from_question(question, run)
         usable = import_named("atoll.export:refusals")(run)
-        now = (
-            stop is not None or means != ExecutionOptions()
-        )  # else reasons are computed on request
-        return PlanProblem(question, run, axes, usable, now)
+        explained = means != ExecutionOptions()  # else on first use
+        return PlanProblem(question, run, axes, usable, explained, stop is not None)
 
     best_plan = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
     if question.layouts is not None:

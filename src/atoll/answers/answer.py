@@ -34,6 +34,8 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Summary = tuple[tuple[str, str], ...]
+"""The answer in short as it is printed: lines of (label, text)."""
 
 
 class JsonSerializable:

@@ -6,7 +6,7 @@ files and workers. An answer is short; the full one and the launch file are reso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
@@ -27,6 +27,8 @@ from atoll.questions.verbs import McpQuestion
 
 VERBS = ("plan", "estimate", "check", "search", "models", "hardware", "explain", "compare",
          "validate", "bench")  # fmt: skip
+Answer = tuple[dict[str, Any], list[str]]
+"""The answer of a tool as JSON data, and as texts."""
 INSTRUCTIONS = (
     "Plans and estimates of language model training on existing GPUs and TPUs, judgement of launch "
     "files, and searches for chips. Quantities take units (80 GiB, 10 min). A plan or a search "
@@ -113,13 +115,23 @@ def run_tool(
         return reply_of(name, answer(question))
 
 
+async def run_in_process(run: Callable[[], ToolReply], limiter: Any) -> ToolReply:
+    """Return what a call gives in another process, which is killed where the call is cancelled."""
+    import anyio
+    import anyio.to_process
+
+    try:
+        return await anyio.to_process.run_sync(run, cancellable=True, limiter=limiter)
+    except (anyio.BrokenWorkerProcess, anyio.BrokenResourceError, anyio.EndOfStream, OSError):
+        raise AtollError("the process of the call ended; ask again, or for less") from None
+
+
 def build_server(folders: Sequence[Path], calls: int) -> Any:
     """Build the SDK's server with one tool per verb, and the answers as resources.
 
-    Calls run in processes of their own, which are used again: a cancelled one is killed.
+    Calls run in processes of their own, which are used again.
     """
     import anyio
-    import anyio.to_process
     from mcp import MCPError, types
     from mcp.server.lowlevel import Server
 
@@ -148,7 +160,7 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
             text = types.TextContent(type="text", text=page.content)
             return types.CallToolResult(content=[text], structured_content=dumped(page))
         run = partial(run_tool, name, arguments, folders)
-        reply = kept.add(await anyio.to_process.run_sync(run, cancellable=True, limiter=limiter))
+        reply = kept.add(await run_in_process(run, limiter))
         short = reply.short
         links = [("details", short.details, "application/json", "the full answer")]
         if short.launch_file is not None:
@@ -165,9 +177,8 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
     async def call_tool(context: Any, request: Any) -> Any:
         try:
             return await answered(request.name, request.arguments or {})
-        except (AtollError, anyio.BrokenWorkerProcess) as error:
-            why = str(error) or "the process of the call ended; ask for less"
-            sentences = [types.TextContent(type="text", text=why)]
+        except AtollError as error:
+            sentences = [types.TextContent(type="text", text=str(error))]
             return types.CallToolResult(content=sentences, is_error=True)
 
     async def list_resources(context: Any, request: Any) -> Any:

@@ -28,6 +28,7 @@ def _models(question: ModelsQuestion) -> Any:
 def _explained(question: ExplainQuestion) -> Explanation:
     """Explain the answer of a folder."""
     from atoll.answers.plan import EstimateAnswer
+    from atoll.answers.search import SearchAnswer
     from atoll.answers.wafer import WaferAnswer
     from atoll.report.folder import open_folder
 
@@ -37,13 +38,16 @@ def _explained(question: ExplainQuestion) -> Explanation:
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
-    if question.zigzag is not None:
-        from atoll.answers.search import SearchAnswer
-        from atoll.export.zigzag import write_zigzag
+    if isinstance(answer, SearchAnswer):
+        if question.zigzag is not None:
+            from atoll.export.zigzag import write_zigzag
 
-        if not isinstance(answer, SearchAnswer):
-            raise AtollError(f"{question.folder}: zigzag is for searches of chips, and holds none.")
-        write_zigzag(answer, question.zigzag)
+            write_zigzag(answer, question.zigzag)
+        if not question.ablate:
+            return answer.explain(question.beside)
+    for name, chosen in (("zigzag", question.zigzag), ("beside", question.beside)):
+        if chosen and not isinstance(answer, SearchAnswer):
+            raise AtollError(f"{question.folder}: {name} is for searches of chips, and holds none.")
     if not question.ablate:
         return answer.explain()
     if isinstance(answer, WaferAnswer):

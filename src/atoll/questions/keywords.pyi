@@ -127,7 +127,7 @@ class EstimateFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
@@ -197,7 +197,7 @@ class MeasureFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
@@ -256,7 +256,7 @@ class PlanFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
@@ -313,7 +313,7 @@ class RunFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
