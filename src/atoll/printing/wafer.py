@@ -20,8 +20,6 @@ def _say(label: str, *lines: str) -> None:
 def print_wafer_result(result: WaferResult, explain: bool = False) -> None:
     """Print the best mapping, and the wafers and faults that were asked for."""
     following = "--out DIR keeps the run for atoll report, serve and explain"
-    if (folder := result.kept) is not None:
-        following = f"atoll report {folder} draws it, atoll explain {folder} says why"
     print_answer(result, following, partial(_print_details, result) if explain else None)
     if result.faults.samples:
         faults = result.faults
