@@ -272,3 +272,12 @@ def test_an_output_that_is_a_file_is_refused_before_the_search(atoll: Run, tmp_p
     file.write_text("mine")
     assert_refused(atoll("search", TINY, "--out", str(file)), "run", "folder")
     assert file.read_text() == "mine"
+
+
+def test_the_next_step_is_one_that_was_not_taken(atoll: Run, tmp_path: Path) -> None:
+    asked = ("plan", "--model", "gpt2-xl", "--device", "h100", "--devices", "8", "--batch", "64")
+    launch_file, folder = str(tmp_path / "train.sh"), str(tmp_path / "run")
+    assert "--launch-file . writes" in atoll(*asked)[1]
+    assert "--out DIR keeps the plan" in atoll(*asked, "--launch-file", launch_file)[1]
+    both = atoll(*asked, "--launch-file", launch_file, "--out", folder)[1]
+    assert f"atoll report {folder} draws it" in " ".join(both.split())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -108,18 +109,34 @@ def stub() -> str:
     return "\n".join(lines) + "\n"
 
 
-def table(*asked: type[Question]) -> str:
-    """The options of a command, for the docs."""
+DESCRIBED_BY = {"estimate": ("plan",), "measure": ("plan", "estimate")}
+"""Commands that describe most options of another one, which lists them by name only."""
+
+
+def table(*asked: type[Question], others: Sequence[str] = ()) -> str:
+    """The options of a command, for the docs; those that other commands describe by name only."""
     rows = ["| option | what it says, its values and its default |", "|---|---|"]
+    described = option_rows(*asked)
+    elsewhere = {row for other in others for row in option_rows(*COMMANDS[other]).values()}
     for group, fields in grouped(question_fields(*asked)).items():
-        rows.append(f"| **{group}** | |")
-        for name, info in fields.items():
-            positional = name in asked[0].arguments
-            value = "" if scalars(info) == {bool} else f" {metavar(info)}"
-            shown = name.upper() if positional else f"{spelled(name)}{value}"
-            shown = f"`{name}:` *file*" if about(info, "file_only") else f"`{shown}`"
-            rows.append(f"| {shown} | {help_words(name, info, asked)} |")
+        new = [described[name] for name in fields if described[name] not in elsewhere]
+        rows += [f"| **{group}** | |", *new] if new else []
+    same = [f"`{spelled(name)}`" for name, row in described.items() if row in elsewhere]
+    if same:
+        links = " and ".join(f"[{other}](#atoll-{other})" for other in others)
+        rows.append(f"| **as for {links}** | {', '.join(same)} |")
     return "\n".join(rows) + "\n"
+
+
+def option_rows(*asked: type[Question]) -> dict[str, str]:
+    """A line of the table for each option of a command."""
+    rows = {}
+    for name, info in question_fields(*asked).items():
+        value = "" if scalars(info) == {bool} else f" {metavar(info)}"
+        shown = name.upper() if name in asked[0].arguments else f"{spelled(name)}{value}"
+        shown = f"`{name}:` *file*" if about(info, "file_only") else f"`{shown}`"
+        rows[name] = f"| {shown} | {help_words(name, info, asked)} |"
+    return rows
 
 
 def tools_table() -> str:
@@ -173,7 +190,10 @@ def with_tables(text: str) -> str:
     """A page of the docs with its tables as they should be."""
     text = _COLUMNS.sub(lambda found: found[1] + columns_table(found[2]), text)
     text = _TOOLS.sub(lambda found: found[1] + tools_table(), text)
-    return _TABLE.sub(lambda found: found[1] + table(*COMMANDS[found[2]]), text)
+    return _TABLE.sub(
+        lambda found: found[1] + table(*COMMANDS[found[2]], others=DESCRIBED_BY.get(found[2], ())),
+        text,
+    )
 
 
 def main() -> None:

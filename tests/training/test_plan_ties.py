@@ -168,3 +168,11 @@ def test_layouts_that_may_be_faster_in_truth_are_to_be_tried() -> None:
     assert len({replace(c.axes, hsdp=1) for c in found.alternatives}) == len(found.alternatives)
     assert found.best.layout not in [c.axes for c in found.alternatives]
     assert all(c.layout in found.to_try() for c in found.alternatives)
+
+
+def test_layouts_that_are_the_same_program_are_listed_once() -> None:
+    """On one device every ZeRO stage runs the same program."""
+    alone = atoll.plan("gpt2-xl", "h200", 1, batch=8, sequence=1024)
+    for listed in (alone.alternatives, alone.answer.runners_up):
+        programs = [row.layout.replace(f"zero{row.axes.zero}", "") for row in listed]
+        assert len(set(programs)) == len(programs) > 0

@@ -161,9 +161,34 @@ def test_a_field_that_is_not_read_may_be_infinite(tmp_path: Path) -> None:
 
 def test_unknown_names_get_close_matches() -> None:
     with pytest.raises(AtollError, match="did you mean llama2-7b"):
-        load_config("llama-2-7b")
+        load_config("lama-2-7b")
     with pytest.raises(AtollError, match="known: bert-large"):
         load_config("zzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("llama-3.2-1b", "llama3.2-1b"),
+        ("GPT2-XL", "gpt2-xl"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama3-8b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("google/gemma-3-12b-it", "gemma3-12b"),
+    ],
+)
+def test_other_spellings_of_a_zoo_name_are_taken_with_a_sentence(
+    spelling: str, name: str, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert load_config(spelling).name == load_config(spelling).name == name
+    assert capfd.readouterr().err == f"atoll: model: {spelling} is taken as {name} of the zoo\n"
+
+
+@pytest.mark.parametrize("spelling", ["qwen257b", "llama3.21b", "llama-3.2-1b.json", "llama/3.2"])
+def test_names_with_other_numbers_are_not_taken(spelling: str) -> None:
+    with pytest.raises(AtollError):
+        load_config(spelling)
 
 
 def test_absent_paths(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_is_not_cached_is_one_sentence(hub: Path) -> None:
     with pytest.raises(AtollError, match=f"^{message}$"):
         load_config("org/absent")
     with pytest.raises(AtollError, match=r"; or did you mean llama3\.1-8b or llama3-8b$"):
-        load_config("meta-llama/Llama-3.1-8B-Instruct")
+        load_config("meta-llama/Llama-3.1-8B-FP8")
     keep(hub, "org/broken", "abc", "gpt2").write_text("{")
     with pytest.raises(AtollError, match=r"^org/broken: not valid JSON at line 1"):
         load_config("org/broken")

@@ -125,9 +125,9 @@ def _saving(better: BetterLayout) -> str:
     if better.saved_percent is None:
         return f"{words}, fits"
     saved = [f"{better.saved_percent:.1f}% of a step"]
-    if better.saved_hours is not None:
+    if better.saved_hours is not None and round(better.saved_hours) > 0:
         saved.append(f"{better.saved_hours:,.0f} device-hours")
-    if better.saved_usd is not None:
+    if better.saved_usd is not None and round(better.saved_usd) > 0:
         saved.append(f"{better.saved_usd:,.0f} dollars")
     return f"{words}, saves {', '.join(saved)}"
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 def print_result(result: SearchResult, explain: bool = False) -> None:
     """Print the best chip, and the comparisons that were asked for."""
     following = "--out DIR keeps the run for atoll report, serve and plan --device DIR/chip.yaml"
+    if (folder := result.kept) is not None:
+        plan = f"atoll plan --device {folder}/chip.yaml plans runs on the chip"
+        following = f"atoll report {folder} draws it, {plan}"
     print_answer(result, following, partial(_print_details, result) if explain else None)
     for words in () if result.ahead is None else result.ahead.words():
         print_lines([("Next chip", words)])

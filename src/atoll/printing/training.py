@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from atoll.answers.plan import MeasureAnswer, PlanExplanation
     from atoll.answers.validation import RunsValidation
     from atoll.launch.check import Checked
+    from atoll.questions import PlanQuestion
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
@@ -80,11 +81,15 @@ def _print_parts(
         console.print(f"{words}  {bar(share, BAR)}")
 
 
-def print_plan(result: Plan, explain: bool = False) -> None:
-    """Print the best layout."""
-    following = f"--launch-file . writes {result.tool.name}'s launch file"
-    if result.tool.write is None:
+def print_plan(result: Plan, question: PlanQuestion, explain: bool = False) -> None:
+    """Print the best layout, and what the question did not ask for yet."""
+    folder = question.out
+    if result.tool.write is not None and question.launch_file is None and not question.export:
+        following = f"--launch-file . writes {result.tool.name}'s launch file"
+    elif folder is None:
         following = "--out DIR keeps the plan for atoll report"
+    else:
+        following = f"atoll report {folder} draws it, atoll explain {folder} says why"
     print_answer(result, following, partial(_print_plan_details, result) if explain else None)
 
 

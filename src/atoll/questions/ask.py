@@ -59,10 +59,14 @@ def ask(
                 f"{'; job files and Python also ' if deep else ''}{', '.join(deep)}."
             )
     provided = {*fields, *first_swept(question, fields)}
-    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in provided]
+    missing = [n for n in question.needed(fields) if job is None and n not in provided]
     unknown = next((name for name in fields if name not in question.model_fields), None)
     if missing and unknown is None:
-        raise AtollError(f"{', '.join(missing)}: missing, and there is no default.")
+        meanings = [(question.model_fields[name].description or "").rstrip(".") for name in missing]
+        raise AtollError(
+            f"{', '.join(map(spelled, missing))}: missing, and there is no default "
+            f"({'; '.join(meanings)})"
+        )
     if job is None:
         return question.of(**fields)
     return job.changed(**fields) if fields else job

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,12 +15,16 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from atoll.base.errors import AtollError, as_path
+from atoll.base.streams import say
 from atoll.files.inputs import may_read
 from atoll.files.jsonfile import parse_object, read_object
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.hub import cached_config, cached_models, is_model_id
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, is_stored, read_stored
+
+_VARIANTS = {"meta", "instruct", "base", "chat", "it", "pt", "hf"}
+"""Words of hub names that do not change a model's shape."""
 
 
 def zoo_names() -> tuple[str, ...]:
@@ -46,7 +51,8 @@ def load_config(name_or_path: str | Path) -> ModelConfig:
 def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     """Whatever `--model` takes: a zoo name, the path of a config.json, of an atoll-model file or of
     a run that plan, estimate or check wrote, a folder that holds a config.json, or the id of a
-    model whose config.json lies in the local Hugging Face cache."""
+    model whose config.json lies in the local Hugging Face cache. Other spellings of a zoo name
+    (Llama-3.2-1B, meta-llama/Llama-3.2-1B) are taken for it, with a sentence."""
     path, text = as_path("model", name_or_path), str(name_or_path)
     if not text:
         raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
@@ -78,6 +84,10 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     if cached is not None:
         config = config_from_hf(read_object(cached, text, foreign=True), text)
         return _named(config, text.rpartition("/")[2])
+    named = is_model_id(text) or len(path.parts) == 1
+    if named and path.suffix != ".json" and (name := _zoo_name(path.name)) is not None:
+        _say_taken(text, name)
+        return load_model(name)
     if path.suffix == ".json" or len(path.parts) > 1:
         cachable = is_model_id(text) and path.suffix != ".json"
         if not cachable:
@@ -94,6 +104,25 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     close = difflib.get_close_matches(text.lower(), zoo_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(zoo_names())}"
     raise AtollError(f"no model is called {text!r} in the zoo, nor is there such a file; {hint}")
+
+
+def _zoo_name(spelling: str) -> str | None:
+    """Return the zoo's name of a model in another spelling (`Llama-3.2-1B-Instruct`), if only one
+    has the same words and numbers.
+    """
+    names = [name for name in zoo_names() if _name_parts(name) == _name_parts(spelling)]
+    return names[0] if len(names) == 1 else None
+
+
+def _name_parts(name: str) -> list[str]:
+    parts = re.findall(r"[a-z]+|\d+", name.lower())
+    return [part for part in parts if part not in _VARIANTS]
+
+
+@cache
+def _say_taken(spelling: str, name: str) -> None:
+    """Say once which model is taken for another spelling of its name."""
+    say(f"model: {spelling} is taken as {name} of the zoo")
 
 
 def _letters(name: str) -> str:

@@ -153,9 +153,9 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         others += [(r.slower, r.axes) for r in self.reasons if r.slower is not None]
         near: dict[Layout, LayoutCandidate] = {}
         for slower, layout in sorted(others, key=lambda pair: pair[0]):
-            alike = replace(layout, hsdp=1)  # hsdp is tuned afterwards
+            alike = replace(_program(layout), hsdp=1)  # hsdp is tuned afterwards
             if (
-                alike != replace(self.best.layout, hsdp=1)
+                alike != replace(_program(self.best.layout), hsdp=1)
                 and slower < error_fits().between_layouts.median
             ):
                 near.setdefault(
@@ -316,6 +316,13 @@ def _missing_abilities(tool: Tool, layout: Layout) -> str:
     return ", ".join(missing) or f"a combination that {tool.title} does not run"
 
 
+def _program(layout: Layout) -> Layout:
+    """Return the layout without its ZeRO stage if each parameter is on one rank only: such layouts
+    run the same program.
+    """
+    return replace(layout, zero=0) if layout.dp * layout.cp == 1 else layout
+
+
 def plan(
     run: Run,
     axes: Axes | None = None,
@@ -344,9 +351,10 @@ def plan(
         raise _nothing_fits(space)
     fastest = fastest_layouts.best[0]
     best, tied = simplest(space, fastest, ties, risk)
-    others = tuple(
-        runner_up for runner_up in fastest_layouts.best if runner_up.layout != best.layout
-    )
+    programs = {_program(best.layout): best}
+    for runner_up in fastest_layouts.best:
+        programs.setdefault(_program(runner_up.layout), runner_up)
+    others = tuple(programs.values())[1:]
     return Plan(
         run,
         axes,
