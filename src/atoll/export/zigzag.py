@@ -26,9 +26,12 @@ from atoll.hardware.energy import core_buffer_bytes_per_mac, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
 
 INPUT_BITS, SUM_BITS = 16, 32
-_ARRAY = ["D1", "D2", "D3"]
+ARRAY = ["D1", "D2", "D3"]
 """Rows of an array (reduction), its columns, and the tensor cores."""
-_UNBOUNDED_BITS = 1 << 46  # of HBM: whether a model fits is not asked here
+SUMS = ("tl", "th", "fh", "fl")
+"""Directions in which partial sums move."""
+LINKS = {"memory_operand_links": {"O": "O", "W": "I2", "I": "I1"}}
+UNBOUNDED_BITS = 1 << 46  # of HBM: whether a model fits is not asked here
 _PADDING, _MORE_TILES = 1.05, 1.3
 """Most padding and most additional tiles that make loops whole."""
 
@@ -55,15 +58,15 @@ def write_zigzag(answer: SearchAnswer, folder: Path) -> tuple[Path, ...]:
     chip = answer.best.accelerator.device()
     loops = {name: _loops(product, chip) for name, product in products.items()}
     buffer_bytes = next(iter(products.values())).buffer_bytes
-    links = {"memory_operand_links": {"O": "O", "W": "I2", "I": "I1"}}
     contents = {
-        "accelerator.yaml": _accelerator(chip, buffer_bytes),
+        "accelerator.yaml": _chip(chip, buffer_bytes),
         "workload.yaml": [
-            _layer(number, name, nest) for number, (name, nest) in enumerate(loops.items())
+            gemm_layer(number, name, nest.sizes)
+            for number, (name, nest) in enumerate(loops.items())
         ],
-        "mapping.yaml": [{"name": "default", **links}]
+        "mapping.yaml": [{"name": "default", **LINKS}]
         + [
-            {"name": name, "spatial_mapping": n.spatial, "temporal_ordering": n.temporal, **links}
+            {"name": name, "spatial_mapping": n.spatial, "temporal_ordering": n.temporal, **LINKS}
             for name, n in loops.items()
         ],
     }
@@ -139,7 +142,8 @@ def _whole(count: int, tiles: int) -> tuple[int, int]:
     return count // number, number
 
 
-def _layer(number: int, name: str, nest: _Loops) -> dict[str, Any]:
+def gemm_layer(number: int, name: str, sizes: list[int]) -> dict[str, Any]:
+    """Describe a product of so many rows, reductions and columns as a layer."""
     bits = {"I": INPUT_BITS, "W": INPUT_BITS, "O": SUM_BITS, "O_final": INPUT_BITS}
     return {
         "id": number,
@@ -147,51 +151,52 @@ def _layer(number: int, name: str, nest: _Loops) -> dict[str, Any]:
         "operator_type": "Gemm",
         "equation": "O[d0][d2]+=I[d0][d1]*W[d1][d2]",
         "loop_dims": ["D0", "D1", "D2"],
-        "loop_sizes": nest.sizes,
+        "loop_sizes": sizes,
         "operand_precision": bits,
         "operand_source": {"I": number, "W": number},
     }
 
 
-def _accelerator(chip: Accelerator, buffer_bytes: float) -> dict[str, Any]:
+def accelerator(memories: dict[str, Any], sizes: list[int], mac_pJ: float = 0.0) -> dict[str, Any]:
+    """Describe memories, from the arrays outwards, and arrays of depth, width and cores `sizes`."""
+    registers = {
+        "weights": memory(2 * INPUT_BITS, [], INPUT_BITS, {"I2": ("tl", "fh")}),
+        "sums": memory(2 * SUM_BITS, ["D1"], SUM_BITS, {"O": SUMS}),
+    }
+    return {
+        "name": "chip",
+        "memories": registers | memories,
+        "operational_array": {
+            "unit_energy": mac_pJ,
+            "unit_area": 0.0,
+            "dimensions": ARRAY,
+            "sizes": sizes,
+            "systolic_dimensions": ["D1", "D2"],
+        },
+    }
+
+
+def _chip(chip: Accelerator, buffer_bytes: float) -> dict[str, Any]:
     """Describe arrays, core buffers, the shared buffer and HBM; energies are picojoules."""
     energy = template_energy(chip.template or SYSTOLIC)
     rows = int(chip.core_buffer_bytes / (4 * chip.depth + 4 * chip.width))
     glb_bits = int(8 * chip.glb_bandwidth_Bpc)
     hbm_bits = int(8 * chip.hbm.bandwidth_Bps / chip.clock_Hz)
-    sums = ("tl", "th", "fh", "fl")
     per_mac = float(core_buffer_bytes_per_mac(chip.width, chip.depth))
     mac_J = energy.mac_J + per_mac * energy.core_buffer_J_per_byte
-    return {
-        "name": "chip",
-        "memories": {
-            "weights": _memory(2 * INPUT_BITS, [], INPUT_BITS, {"I2": ("tl", "fh")}),
-            "sums": _memory(2 * SUM_BITS, ["D1"], SUM_BITS, {"O": sums}),
-            "core_inputs": _memory(
-                8 * 4 * chip.depth * rows,
-                ["D1", "D2"],
-                2 * chip.depth * INPUT_BITS,
-                {"I1": ("tl", "fh")},
-            ),
-            # One set of sums: rows leave as the rows of the next chunk enter.
-            "core_sums": _memory(
-                8 * 4 * chip.width * rows, ["D1", "D2"], 2 * chip.width * SUM_BITS, {"O": sums},
-                doubled=False,
-            ),
-            "glb": _shared(int(8 * buffer_bytes), glb_bits, energy.glb_J_per_byte, doubled=True),
-            "hbm": _shared(_UNBOUNDED_BITS, hbm_bits, energy.hbm_J_per_byte, doubled=False),
-        },
-        "operational_array": {
-            "unit_energy": mac_J * 1e12,
-            "unit_area": 0.0,
-            "dimensions": _ARRAY,
-            "sizes": [chip.depth, chip.width, chip.tensor_cores],
-            "systolic_dimensions": ["D1", "D2"],
-        },
-    }  # fmt: skip
+    inputs_bits, sums_bits = 8 * 4 * chip.depth * rows, 8 * 4 * chip.width * rows
+    edge = ["D1", "D2"]
+    memories = {
+        "core_inputs": memory(inputs_bits, edge, 2 * chip.depth * INPUT_BITS, {"I1": ("tl", "fh")}),
+        # One set of sums: rows leave as the rows of the next chunk enter.
+        "core_sums": memory(sums_bits, edge, 2 * chip.width * SUM_BITS, {"O": SUMS}, doubled=False),
+        "glb": shared_memory(int(8 * buffer_bytes), glb_bits, energy.glb_J_per_byte, doubled=True),
+        "hbm": shared_memory(UNBOUNDED_BITS, hbm_bits, energy.hbm_J_per_byte),
+    }
+    return accelerator(memories, [chip.depth, chip.width, chip.tensor_cores], mac_J * 1e12)
 
 
-def _memory(
+def memory(
     bits: int,
     served: list[str],
     port_bits: int,
@@ -207,15 +212,17 @@ def _memory(
         _port(number, "read" if way in ("tl", "th") else "write", port_bits, [f"{operand}, {way}"])
         for number, (operand, way) in enumerate(ways)
     ]
-    return _level(bits, list(operands), served, ports, doubled=doubled, word_pJ=0.0)
+    return _level(bits, list(operands), served, ports, doubled)
 
 
-def _shared(bits: int, port_bits: int, J_per_byte: float, *, doubled: bool) -> dict[str, Any]:
+def shared_memory(
+    bits: int, port_bits: int, J_per_byte: float = 0.0, *, doubled: bool = False
+) -> dict[str, Any]:
     """Describe a memory with one port for all operands."""
     ways = [f"{operand}, {way}" for operand in ("I1", "I2", "O") for way in ("fh", "tl")]
     ports = [_port(0, "read_write", port_bits, [*ways, "O, fl", "O, th"])]
     word_pJ = J_per_byte * port_bits / 8 * 1e12
-    return _level(bits, ["I1", "I2", "O"], _ARRAY, ports, doubled=doubled, word_pJ=word_pJ)
+    return _level(bits, ["I1", "I2", "O"], ARRAY, ports, doubled, word_pJ)
 
 
 def _level(
@@ -223,9 +230,8 @@ def _level(
     operands: list[str],
     served: list[str],
     ports: list[dict[str, Any]],
-    *,
     doubled: bool,
-    word_pJ: float,
+    word_pJ: float = 0.0,
 ) -> dict[str, Any]:
     return {
         "size": bits,
