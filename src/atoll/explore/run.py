@@ -38,7 +38,6 @@ from atoll.explore.network_search import (
     rejection_proof,
     search_networks,
 )
-from atoll.explore.next_chip import compare_with_run, read_followed_run
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.per_model import best_chip_per_model
 from atoll.explore.pricing.layouts import SearchSetting
@@ -57,7 +56,6 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.robust import robust_answer
-from atoll.explore.stored_journal import StoredJournal, identity
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
@@ -169,6 +167,8 @@ class ChipProblem:
     """Networks on which no chip keeps to the limits."""
 
     def identity(self) -> Identity:
+        from atoll.explore.stored_journal import identity
+
         fields = dict(identity(self.job, self.space, self.setting.network, self.variants))
         further = enumerate(self.alternatives)
         return fields | {f"other {n}": dict(problem.identity()) for n, problem in further}
@@ -218,6 +218,8 @@ class ChipProblem:
     def journal(self, runtime: SearchRuntime) -> Journal:
         if runtime.store is None:
             return Journal()
+        from atoll.explore.stored_journal import StoredJournal  # which reads all kinds of answers
+
         return StoredJournal(runtime.store, self.variants, self.space)
 
     def files(self, answer: SearchResult) -> dict[str, str]:
@@ -302,7 +304,8 @@ class _SearchRun:
                 sampled = self.strategy.samples
                 traced, stopped = (evaluated_fronts(search), "") if sampled else fronts(search)
             for name, front in traced.items():
-                designs = tuple(map(DesignBuilder(search).record, front.chips))
+                record = DesignBuilder(search).record
+                designs = tuple({**record(chip), name: cost} for chip, cost in front.costs.items())
                 answers[name] = FrontAnswer(proven_within=front.proven_within, designs=designs)
         if stopped:
             self.left_out["fronts"] = stopped
@@ -413,6 +416,8 @@ class _SearchRun:
     def _add_followed_run(self, result: SearchResult) -> SearchResult:
         if self.job.from_ is None:
             return result
+        from atoll.explore.next_chip import compare_with_run, read_followed_run
+
         followed, problem = read_followed_run(self.job.from_), self.problem
         arguments = result, followed, problem.setting, problem.variants, self.stop
         try:
