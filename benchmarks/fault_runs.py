@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -50,7 +51,7 @@ class End:
         # Ctrl-C after the answer, while Python leaves, is its usual death by SIGINT
         if self.out.strip() and self.code in (0, 130, -signal.SIGINT):
             return "answer"
-        return "sentence" if "atoll: " in self.said and self.code else "traceback"
+        return "sentence" if "atoll: " in self.said and self.code else "silent"
 
 
 @dataclass(frozen=True)
@@ -99,18 +100,21 @@ class Asked:
     """A question's command, under way in a process group of its own."""
 
     def __init__(
-        self, question: Question, out: Path, *more: str, clock: int = 0, full: bool = False
-    ) -> None:
+        self, question: Question, out: Path, *more: str,
+        trouble: str = "", redirect: str = "", encoding: str = "",
+    ) -> None:  # fmt: skip
+        """`trouble`: see `child`. `redirect`: of the shell. `encoding`: of a readable answer."""
         self._folder = Path(tempfile.mkdtemp(prefix="atoll-fault-"))
-        words = [*question.words, "--out", str(out), "--json", *more]
-        command = [sys.executable, __file__, str(self._folder), str(clock), *words]
-        self._said = (self._folder / "said").open("w+", encoding="utf-8")
-        self._out = (self._folder / "out").open("w+", encoding="utf-8")
+        words = [*question.words, "--out", str(out), *([] if encoding else ["--json"]), *more]
+        command = [sys.executable, __file__, str(self._folder), trouble, *words]
+        self._said = (self._folder / "said").open("w+", encoding="utf-8", errors="replace")
+        self._out = (self._folder / "out").open("w+", encoding="utf-8", errors="replace")
         self.process = subprocess.Popen(
-            command,
-            stdout=os.open("/dev/full", os.O_WRONLY) if full else self._out,
+            ["sh", "-c", f'exec "$@" {redirect}', "sh", *command],
+            stdout=self._out,
             stderr=self._said,
             start_new_session=True,
+            env=os.environ | ({"PYTHONIOENCODING": encoding} if encoding else {}),
         )
         self.began = time.monotonic()
 
@@ -134,16 +138,6 @@ class Asked:
         shutil.rmtree(self._folder)
         return End(code, texts[0], texts[1], redone)
 
-    def children(self) -> list[int]:
-        """Processes that it started."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                words = path.read_text().rpartition(")")[2].split()
-                if int(words[1]) == self.process.pid:
-                    found.append(int(path.parent.name))
-        return sorted(found)
-
     def wait_until(self, ready: Callable[[], Any], limit_s: float = 120.0) -> Any:
         """Until something is so, or the command is over; what was found."""
         while self.process.poll() is None and time.monotonic() - self.began < limit_s:
@@ -153,13 +147,33 @@ class Asked:
         return ready()
 
 
-def child(folder: Path, clock: int, words: Sequence[str]) -> None:
-    """The command line itself; counts records that are computed although they are there."""
+def child_processes(parent: int) -> list[int]:
+    """Processes that a process started."""
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            words = path.read_text().rpartition(")")[2].split()
+            if int(words[1]) == parent:
+                children.append(int(path.parent.name))
+    return sorted(children)
+
+
+def child(folder: Path, trouble: str, words: Sequence[str]) -> None:
+    """The command line itself; counts records that are computed although they are there.
+
+    `trouble`: "" or "clock SEED" (time jumps), "no locks" or "all locks" (of the file system).
+    """
+    from atoll.base.streams import prepare_streams
+
+    prepare_streams()
     import atoll.cli
     from atoll.store import RunStore
 
-    if clock:
-        jumping(clock)
+    kind, _, rest = trouble.partition(" ")
+    if kind == "clock":
+        jumping(int(rest))
+    elif rest == "locks":
+        without_locks(granted=kind == "all")
     redone = 0
     puts = {name: getattr(RunStore, name) for name in ("put_bounds", "put_evaluation", "put_note")}
 
@@ -202,6 +216,17 @@ def jumping(seed: int) -> None:
         return true() + offset
 
     time.time = now
+
+
+def without_locks(granted: bool) -> None:
+    """From now on locks are refused, or granted to all, as network file systems do."""
+    import fcntl
+
+    def flock(file: int, operation: int) -> None:
+        if not granted:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    fcntl.flock = flock
 
 
 # --- What is compared -----------------------------------------------------------------------------
@@ -257,7 +282,7 @@ class Tally:
             word = "equal" if answer(end.out) == peace else "other"
         self.counts[word] += 1
         self.counts["redone"] += end.redone
-        if word in ("other", "traceback", "hang") or end.redone:
+        if word in ("other", "silent", "traceback", "hang") or end.redone:
             self.wrong.append(f"{where}: {word}, {end.redone} redone: {end.said[-600:]}")
         return word
 
@@ -271,4 +296,4 @@ class Tally:
 
 
 if __name__ == "__main__":
-    child(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    child(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -11,15 +11,19 @@ dask       workers killed, stopped, paused, missing, of other versions (from the
            killed, stopped, missing; TLS without certificates; Ctrl-C then
 local      one of two processes killed or stopped; Ctrl-C then
 disk       a file system that is full (a small tmpfs, which only root can mount)
-signals    Ctrl-C, SIGTERM and SIGHUP once the first results are on record
-outputs    standard output on a full disk
+signals    Ctrl-C, SIGTERM and SIGHUP once the first results are on record, and before them
+outputs    standard output on a full disk or closed, standard error so; encodings without blocks
+locks      a folder whose file system has no locks, or grants all of them
+inputs     devices, pipes, huge files and wide tables in place of every kind of file
+agents     calls over MCP that are cancelled, killed, nonsense, or read what they may not
 damage     one bit flipped, or the end cut off, in each file of a finished folder
 together   two processes in the same folder
 clock      a clock that jumps by hours to and fro
 
 After each the same command runs again in peace. Counted: answers equal to those in peace, other
 answers; records that were there before a kill and are gone or changed (lost), and that a later
-run computed again although they were there (redone); ends in one sentence, in a traceback, and
+run computed again although they were there (redone); ends in one sentence, as documented without
+an answer to compare (ended), without a word where there has to be one (silent), in a traceback, and
 none within the limit (hang).
 """
 
@@ -45,10 +49,23 @@ from pathlib import Path
 from typing import Any
 
 from fault_cluster import Cluster
-from fault_runs import LIMIT_S, Asked, Question, Tally, answer, begun, questions, records
+from fault_doors import AGENTS, READERS, SPECIAL_FILES, agent_fault, input_fault
+from fault_runs import (
+    LIMIT_S,
+    Asked,
+    End,
+    Question,
+    Tally,
+    answer,
+    begun,
+    child_processes,
+    questions,
+    records,
+)
 from record import figure, recorded
 
-WORDS = ("equal", "other", "sentence", "traceback", "hang", "lost", "redone")
+WORDS = ("equal", "sentence", "ended", "other", "silent", "traceback", "hang", "lost", "redone")
+WRONG = WORDS[3:]
 
 
 @dataclass(frozen=True)
@@ -107,7 +124,7 @@ def local(campaign: Campaign, name: str, fault: str) -> Tally:
     tally = Tally()
     out = campaign.fresh()
     asked = Asked(campaign.asked[name], out, "--workers", "2")
-    victims = asked.wait_until(lambda: asked.children()[:1] if begun(out) else [])
+    victims = asked.wait_until(lambda: child_processes(asked.process.pid)[:1] if begun(out) else [])
     if victims:
         how = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
         with contextlib.suppress(ProcessLookupError):
@@ -210,12 +227,16 @@ def disk(campaign: Campaign, name: str) -> Tally:
     return tally
 
 
-def signals(campaign: Campaign, name: str, number: signal.Signals) -> Tally:
-    """A signal once the first results are on record: the best so far, or a sentence."""
+def signals(campaign: Campaign, name: str, number: signal.Signals, *, early: bool = False) -> Tally:
+    """A signal once the first results are on record: the best so far, or a sentence. `early`: as
+    soon as signals are handled, before there is any design.
+    """
     tally = Tally()
     out = campaign.fresh()
     asked = Asked(campaign.asked[name], out, "--workers", "0")
-    if asked.wait_until(lambda: begun(out)):
+    if asked.wait_until(
+        lambda: handles(asked.process.pid, signal.SIGTERM) if early else begun(out)
+    ):
         asked.process.send_signal(number)
         tally.counts["faults"] += 1
     end = asked.end()
@@ -227,20 +248,65 @@ def signals(campaign: Campaign, name: str, number: signal.Signals) -> Tally:
     return tally
 
 
-def begun_with(
-    campaign: Campaign, name: str, fault: str, processes: int = 1, *, full: bool = False
-) -> Tally:
-    """Ask in one folder under a fault from the beginning. `full`: standard output is on a full
-    disk, which takes a sentence; of several processes, all but one are told to wait.
-    """
+def handles(process: int, number: signal.Signals) -> bool:
+    """Whether a process has its own handler of a signal."""
+    with contextlib.suppress(OSError):  # it is over
+        for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("SigCgt"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+OUTPUTS: Mapping[str, tuple[str, str]] = {
+    "output on a full disk": ("> /dev/full", ""),
+    "output closed": (">&-", ""),
+    "error closed": ("2>&-", ""),
+    "error on a full disk": ("2> /dev/full", ""),
+    "all closed": ("<&- >&- 2>&-", ""),
+    "output as cp1252": ("", "cp1252"),
+    "output as latin-1": ("", "latin-1"),
+    "output as ascii": ("", "ascii"),
+}
+"""Redirections of the shell and encodings, by fault."""
+
+
+def outputs(campaign: Campaign, name: str, fault: str) -> Tally:
+    """Ask where the answer cannot be written, or not as it is."""
     tally = Tally()
     out = campaign.fresh()
-    questions = [
-        Asked(campaign.asked[name], out, "--workers", "0", full=full) for _ in range(processes)
-    ]
+    redirect, encoding = OUTPUTS[fault]
+    asked = Asked(campaign.asked[name], out, "--workers", "0", redirect=redirect, encoding=encoding)
     tally.counts["faults"] += 1
-    for asked in questions:
-        tally.add(asked.end(), campaign.peace[name], f"{name}: {fault}")
+    end = asked.end()
+    unread = encoding or ">&-" in redirect.replace("2>&-", "")
+    if unread and end.code == 0 and "Traceback" not in end.said:
+        tally.counts["ended"] += 1
+    else:
+        tally.add(end, campaign.peace[name], f"{name}: {fault}")
+    campaign.again(tally, name, out, f"{name}: after {fault}")
+    return tally
+
+
+def together(campaign: Campaign, name: str) -> Tally:
+    """Two processes in one folder: one answers, the other is told to wait."""
+    tally = Tally()
+    out = campaign.fresh()
+    pair = [Asked(campaign.asked[name], out, "--workers", "0") for _ in range(2)]
+    tally.counts["faults"] += 1
+    for asked in pair:
+        tally.add(asked.end(), campaign.peace[name], f"{name}: two processes")
+    campaign.again(tally, name, out, f"{name}: after two processes")
+    return tally
+
+
+def locks(campaign: Campaign, name: str, fault: str) -> Tally:
+    """A file system without locks is refused; on one that has them the command answers."""
+    tally = Tally()
+    out = campaign.fresh()
+    end = Asked(campaign.asked[name], out, "--workers", "0", trouble=fault).end()
+    tally.counts["faults"] += 1
+    refused = end.word == "sentence" and "has no locks" in end.said
+    tally.add(end if refused else End(1, "", end.said), None, f"{name}: {fault}")
     campaign.again(tally, name, out, f"{name}: after {fault}")
     return tally
 
@@ -250,12 +316,12 @@ def clock(campaign: Campaign, name: str) -> Tally:
     tally = Tally()
     out = campaign.fresh()
     seed = campaign.draw.randrange(1, 10**6)
-    killed = Asked(campaign.asked[name], out, "--workers", "0", clock=seed)
+    killed = Asked(campaign.asked[name], out, "--workers", "0", trouble=f"clock {seed}")
     with contextlib.suppress(subprocess.TimeoutExpired):
         killed.process.wait(campaign.draw.uniform(0.3, 0.9) * campaign.took_s[name])
     killed.process.kill()
     killed.end()
-    end = Asked(campaign.asked[name], out, "--workers", "0", clock=seed + 1).end()
+    end = Asked(campaign.asked[name], out, "--workers", "0", trouble=f"clock {seed + 1}").end()
     tally.counts["faults"] += 1
     tally.add(end, campaign.peace[name], f"{name}: a clock that jumps")
     campaign.again(tally, name, out, f"{name}: after a clock that jumps")
@@ -330,7 +396,8 @@ def seen(folder: Path) -> dict[str, Any]:
 # --- The campaign ---------------------------------------------------------------------------------
 
 KINDS = (
-    "kills", "local", "dask", "disk", "damage", "together", "clock", "signals", "outputs",
+    "kills", "local", "dask", "disk", "damage", "together", "clock", "signals", "outputs", "locks",
+    "inputs", "agents",
 )  # fmt: skip
 
 
@@ -359,19 +426,38 @@ def cases(names: Sequence[str], kinds: Sequence[str], count: int) -> Iterator[Ca
         if "disk" in kinds:
             yield from [("full disk", partial(disk, name=name))] * each
         if "together" in kinds:
-            fault = "two processes"
-            yield fault, partial(begun_with, name=name, fault=fault, processes=2)
+            yield "two processes", partial(together, name=name)
         if "signals" in kinds:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 sent = partial(signals, name=name, number=number)
-                yield from [(number.name, sent)] * each
+                yield from [(number.name, sent)] * max(1, each // 2)
+                early = partial(signals, name=name, number=number, early=True)
+                yield from [(f"{number.name}, early", early)] * max(1, each // 2)
         if "outputs" in kinds:
-            fault = "output on a full disk"
-            yield fault, partial(begun_with, name=name, fault=fault, full=True)
+            for fault in OUTPUTS:
+                yield fault, partial(outputs, name=name, fault=fault)
+        if "locks" in kinds:
+            for fault in ("no locks", "all locks"):
+                yield f"folder with {fault}", partial(locks, name=name, fault=fault)
         if "clock" in kinds:
             yield "clock", partial(clock, name=name)
         if "damage" in kinds:
-            yield f"damaged files, {name}", partial(damage, name=name, count=max(3, count // 5))
+            yield f"damaged files, {name}", partial(damage, name=name, count=max(3, count // 3))
+
+
+def outside_cases(kinds: Sequence[str]) -> Iterator[Case]:
+    """Faults of what comes from outside, which no question has a part in."""
+
+    def case(fault: Callable[..., Tally], *words: str) -> Callable[[Campaign], Tally]:
+        return lambda _: fault(*words)
+
+    if "inputs" in kinds:
+        for kind in SPECIAL_FILES:
+            for reader in READERS:
+                yield f"input: {kind}", case(input_fault, reader, kind)
+    if "agents" in kinds:
+        for fault in AGENTS:
+            yield f"agent: {fault}", case(agent_fault, fault)
 
 
 def main() -> int:
@@ -385,7 +471,10 @@ def main() -> int:
     rows: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory(prefix="atoll-faults-") as name:
         campaign = prepared(Path(name), given.ask)
-        chosen = list(cases(list(campaign.asked), given.only, given.cases))
+        chosen = [
+            *cases(list(campaign.asked), given.only, given.cases),
+            *outside_cases(given.only),
+        ]
 
         def run(number: int) -> Tally:
             label, case = chosen[number]
@@ -406,9 +495,10 @@ def main() -> int:
     total = sum(rows.values(), Counter())
     cells = [total["kills"] + total["faults"], *(total[word] for word in WORDS)]
     print("| all | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
-    for word in ("kills", *WORDS):
+    figure("faults", cells[0])
+    for word in WORDS:
         figure(word, total[word])
-    return int(any(total[word] for word in ("other", "traceback", "hang", "lost", "redone")))
+    return int(any(total[word] for word in WRONG))
 
 
 def prepared(folder: Path, names: Sequence[str] | None) -> Campaign:

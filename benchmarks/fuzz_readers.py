@@ -36,7 +36,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import is_dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -103,8 +104,11 @@ def changed_input(reader: Reader, seed: int, number: int) -> Seed:
 
 
 def implausible(draw: random.Random, content: bytes) -> bytes:
-    """One quantity of a file, 1e18 or 1e-30 times as large; the file as it is without any."""
-    found = list(QUANTITY.finditer(content))
+    """One quantity of a file, 1e18 or 1e-30 times as large; the file as it is without any.
+
+    A quantity of zero is the same at any scale.
+    """
+    found = [match for match in QUANTITY.finditer(content) if float(match[1])]
     if not found:
         return content
     at = draw.choice(found)
@@ -222,24 +226,45 @@ def campaign(
     return counts, faults
 
 
+_CHOSEN: list[tuple[Sequence[Reader], argparse.Namespace]] = []
+"""Readers and options of a process; readers are functions that no process can send."""
+
+
+def _prepare(chosen: Sequence[Reader], given: argparse.Namespace) -> None:
+    _CHOSEN.append((chosen, given))
+
+
+def _campaign(number: int) -> tuple[Counter[str], Counter[str]]:
+    """The campaign of one reader, with its share of the inputs."""
+    chosen, given = _CHOSEN[0]
+    share = (given.inputs + number) // len(chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        return campaign(chosen[number], share, given.seed, Path(folder) / "in", given.keep)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--inputs", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--reader", nargs="*")
     parser.add_argument("--keep", type=Path, help="leave inputs that were not read well here")
+    parser.add_argument("--jobs", type=int, default=1, help="readers at once")
     given = parser.parse_args()
-    with made_answers() as made, tempfile.TemporaryDirectory() as folder:
+    with made_answers() as made:
         chosen = [r for r in readers(made) if not given.reader or r.name in given.reader]
         total: Counter[str] = Counter()
+
+        def campaigns() -> Iterator[tuple[Counter[str], Counter[str]]]:
+            context = multiprocessing.get_context("fork")
+            with ProcessPoolExecutor(given.jobs, context, _prepare, (chosen, given)) as pool:
+                yield from pool.map(_campaign, range(len(chosen)))
+
         print(f"| reader | inputs | {' | '.join(OUTCOMES)} |")
         print("|---|" + "---:|" * (1 + len(OUTCOMES)))
-        for number, reader in enumerate(chosen):
-            share = (given.inputs + number) // len(chosen)
-            counts, faults = campaign(reader, share, given.seed, Path(folder) / "in", given.keep)
+        for reader, (counts, faults) in zip(chosen, campaigns(), strict=True):
             total += counts
             cells = " | ".join(str(counts[name]) for name in OUTCOMES)
-            print(f"| {reader.name} | {share} | {cells} |", flush=True)
+            print(f"| {reader.name} | {counts.total()} | {cells} |", flush=True)
             for words, often in faults.most_common():
                 print(f"{often:8d} x {words}", file=sys.stderr, flush=True)
         cells = " | ".join(str(total[name]) for name in OUTCOMES)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.slow
 @pytest.mark.parametrize("question", ["plan", "wafer"])
 def test_after_faults_the_answer_is_the_same_and_nothing_is_lost(question: str) -> None:
-    kinds = ("kills", "local", "together", "clock", "damage", "signals", "outputs")
+    kinds = ("kills", "local", "together", "clock", "damage", "signals", "outputs", "locks")
     ended = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "faults.py"), "--cases", "4", "--jobs", "2",
          "--ask", question, "--only", *kinds],

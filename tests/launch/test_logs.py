@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,22 @@ def test_packed_logs_are_read(tmp_path: Path) -> None:
     packed = tmp_path / "run.log.gz"
     packed.write_bytes(gzip.compress(LOG.read_bytes()))
     assert read_run_log(packed).tokens_per_s == read_run_log(LOG).tokens_per_s
+
+
+def test_the_rest_of_an_endless_line_is_not_searched(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(f"step: 1 tps: 10 {' ' * 2**17} tps: 20\nstep: 2 tps: 30\n", encoding="utf-8")
+    assert read_run_log(log).tokens_per_s == (10.0, 30.0)
+
+
+@pytest.mark.slow
+def test_a_packed_log_of_zeros_is_refused_in_seconds(tmp_path: Path) -> None:
+    log = tmp_path / "run.log.gz"
+    log.write_bytes(gzip.compress(bytes(2**20), 1) * 2**11)
+    began_s = time.process_time()
+    with pytest.raises(AtollError, match="more than 1,073,741,824 characters"):
+        read_run_log(log)
+    assert time.process_time() - began_s < 10.0  # of the processor: 30 s when all was searched
 
 
 @pytest.mark.parametrize("content", [b"", b"no steps here\n", bytes(range(256)), b"\x1f\x8bxx"])

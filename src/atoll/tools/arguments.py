@@ -14,6 +14,7 @@ from pydantic import Field
 
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import FileModel, read_shipped
+from atoll.workload.families.config_fields import largest_size
 from atoll.workload.families.model_config import ModelConfig
 
 OFF = ("0", "false", "no", "off", "none", "null", "")
@@ -203,6 +204,9 @@ class LaunchArguments:
         number = self.number(*names)
         if number is not None and (not number >= 0 or number != int(number)):
             raise AtollError(f"{self.file}: {names[0]} is {number:g}, not a whole number")
+        largest = largest_size(names[0], int(LARGEST_NUMBER))
+        if number is not None and number > largest:
+            raise AtollError(f"{self.file}: {names[0]} is {number:g}, but at most {largest:,}")
         return None if number is None else int(number)
 
     def size(self, name: str) -> int:

@@ -164,9 +164,9 @@ def read_run_log(path: Path) -> Log:
         if "batch" in line and (batch_match := BATCH.search(line)):
             batch = int(batch_match[1])
         for k, (step, memory, rank) in enumerate(patterns):
-            if (match := step.search(line)) and (value := _value(match)):
+            if value := step.value(line):
                 lines_by_format[k].add(line, value)
-            if memory and (match := memory.search(line)) and (value := _value(match)):
+            if memory and (value := memory.value(line)):
                 rank_match = rank.search(line)
                 rank_number = int(rank_match[1]) if rank_match else None
                 lines_by_format[k].peaks.append(RankPeak(rank_number, value))
@@ -205,22 +205,36 @@ def _quantity(log_format: LogFormat) -> tuple[float, str]:
     return 1.0, "tokens_per_s" if log_format.tokens_per_s else "samples_per_s"
 
 
-def _patterns(log_format: LogFormat) -> tuple[Pattern, Pattern | None, Pattern]:
+@dataclass(frozen=True, slots=True)
+class FigurePattern:
+    """The pattern of a figure; lines without its longest literal text are skipped quickly."""
+
+    pattern: Pattern
+    literal: str
+
+    @classmethod
+    def after(cls, words: str) -> FigurePattern:
+        pieces = re.split(r"\\.|\[.*?\]", words)
+        return cls(re.compile(rf"{words}\s*{NUMBER}"), max(pieces, key=len))
+
+    def value(self, line: str) -> float:
+        """Return the figure of a line, 0 if it has none or one that no step can have."""
+        match = self.pattern.search(line) if self.literal in line else None
+        value = float(match[1].replace(",", "")) if match else 0.0
+        return value if 0 < value < 1e12 else 0.0
+
+
+def _patterns(log_format: LogFormat) -> tuple[FigurePattern, FigurePattern | None, Pattern]:
     rate_words = log_format.tokens_per_s or log_format.samples_per_s or ""
     words = log_format.time_s.words if log_format.time_s else rate_words
-    memory = re.compile(rf"{log_format.memory.words}\s*{NUMBER}") if log_format.memory else None
+    memory = FigurePattern.after(log_format.memory.words) if log_format.memory else None
     rank = re.compile(rf"{log_format.rank}\s*(\d{{1,9}})")
-    return re.compile(rf"{words}\s*{NUMBER}"), memory, rank
-
-
-def _value(match: re.Match[str]) -> float:
-    """Return the figure, 0 if no step can have it."""
-    value = float(match[1].replace(",", ""))
-    return value if 0 < value < 1e12 else 0.0
+    return FigurePattern.after(words), memory, rank
 
 
 def _lines(path: Path) -> Iterator[str]:
-    characters = 0
+    """Yield the lines of a log, each without what is beyond its longest length."""
+    characters, starts_line = 0, True
     with (
         open_input(path, MOST_BYTES) as file,
         io.TextIOWrapper(file, encoding="utf-8", errors="replace") as text,
@@ -229,7 +243,9 @@ def _lines(path: Path) -> Iterator[str]:
             characters += len(line)
             if characters > MOST_BYTES:
                 raise AtollError(f"{path}: more than {MOST_BYTES:,} characters; give fewer steps")
-            yield COLOURS.sub("", line)
+            if starts_line:
+                yield COLOURS.sub("", line)
+            starts_line = line.endswith("\n")
 
 
 def steady_times(times_s: Sequence[float]) -> tuple[float, ...]:

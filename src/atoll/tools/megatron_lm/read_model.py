@@ -27,7 +27,11 @@ def build_model(args: LaunchArguments) -> ModelConfig:
     latent = args.has("multi_latent_attention")
     fields = read_fields(args, "every_model", "latent_attention" if latent else "attention")
     hidden, heads, gated = fields["hidden"], fields["heads"], fields["gated"]
+    if not latent and not fields["head_dim"] and hidden % heads:
+        raise AtollError(f"{args.file}: {heads} attention heads do not divide hidden_size {hidden}")
     ffn = args.count("ffn_hidden_size") or _default_ffn(hidden, gated)
+    if not ffn:
+        raise AtollError(f"{args.file}: hidden_size {hidden} gives no ffn_hidden_size; add it")
     args.has("no_position_embedding")
     if args.has("use_rotary_position_embeddings"):
         fields["positions"] = "rotary"

@@ -47,9 +47,16 @@ MOST_LAYERS = 10_000
 MOST_OF = {
     "hidden_size": 10**6, "num_attention_heads": 10**5, "num_key_value_heads": 10**5,
     "head_dim": 10**5, "intermediate_size": 10**8, "vocab_size": 10**8, "num_experts": 10**6,
+    "ffn_hidden_size": 10**8, "moe_ffn_hidden_size": 10**8, "kv_channels": 10**5,
 }  # fmt: skip
-"""Largest sizes by field; others may be as large as MOST."""
+"""Largest sizes by field of a configuration, or argument of a launch file."""
 MOST_NUMBER = 1e15
+
+
+def largest_size(name: str, otherwise: int) -> int:
+    """Return the largest plausible value of a field; `otherwise` where it has no limit."""
+    return MOST_LAYERS if "layers" in name else MOST_OF.get(name, otherwise)
+
 
 _REQUIRED = object()
 _TYPING_ERROR = 0.93  # of all letters, those that agree
@@ -144,7 +151,7 @@ class Fields:
         size: int = self._checked(
             name, otherwise, lambda v: _is_int(v) and v >= 1, "a positive integer"
         )
-        limit = MOST_LAYERS if "layers" in name else MOST_OF.get(name, most)
+        limit = largest_size(name, most)
         if size > limit:
             raise self._wrong(name, f"at most {limit}")
         return size
