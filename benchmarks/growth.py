@@ -27,7 +27,7 @@ SIZES = {
     "devices": (64, 512, 4096),
     "layers": (24, 240, 2400),
     "points": (1_000, 10_000, 100_000, 1_000_000),
-    "dies": (8, 16, 32, 64),
+    "dies": (16, 32, 64, 128, 256, 1_024),
     "rows": (100, 1_000, 10_000),
 }
 """Plan of GPT-2 XL; estimate of a model; search of a space; search of a wafer; runs to validate."""
@@ -48,11 +48,12 @@ def words(kind: str, size: int, folder: Path) -> Sequence[str]:
                 str(file), "--microbatch", "1", "--no-baselines", "--workers", "0")  # fmt: skip
     if kind == "dies":
         file = folder / "wafer.yaml"
-        rows = 2 if size < 32 else 4
+        rows = 1 << (size.bit_length() - 1) // 2
         file.write_text(
-            f"name: little\nusable_area: {625 * size} mm2\ngrid: [{rows}, {size // rows}]\n"
+            f"name: little\nusable_area: 40000 mm2\ngrid: [{rows}, {size // rows}]\n"
             "die: {tensor_cores: 16, vector_cores: 16, width: 16, depth: 16, sram: 8 MiB,"
-            " clock: 1 GHz}\ndram: {stacks: 1, capacity: 1 GiB, bandwidth: 200 GB/s}\n"
+            " clock: 1 GHz}\nhalo: 1 mm2\n"
+            "dram: {stacks: 1, capacity: 1 GiB, bandwidth: 200 GB/s, area: 1 mm2, edge_mm: 1.0}\n"
             "link: {bandwidth: 100 GB/s, latency: 50 ns}\nio_bandwidth: 50 GB/s\n",
             encoding="utf-8",
         )

@@ -40,6 +40,13 @@ def test_tilings_cover_working_dies_only_once(seed, pieces, share):
     assert sum(r.size for r in more) >= len(dies)
 
 
+def test_a_wafer_without_faults_is_cut_evenly_and_beside_a_fault_as_without():
+    """Large grids too: parts without faults are tiled once for each pair of sides."""
+    assert [r.size for r in guillotine(16, 16, 4)] == [64] * 4
+    clean, faulty = guillotine(6, 6, 3), guillotine(6, 7, 3, [(6, y) for y in range(6)])
+    assert clean == faulty
+
+
 def test_a_dead_link_is_never_inside_a_rectangle():
     link = ((1, 0), (2, 0))
     for pieces in (1, 2, 3):

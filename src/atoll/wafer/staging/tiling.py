@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -37,41 +38,47 @@ def guillotine(
     dead_links: Sequence[Link] = (),
 ) -> tuple[Rectangle, ...]:
     """Return at most `pieces` rectangles that cover the most working dies, in reading order."""
-    broken = set(dead)
-    links = {frozenset(link) for link in dead_links}
-
-    def is_usable(x: int, y: int, width: int, height: int) -> bool:
-        inside = {(i, j) for i in range(x, x + width) for j in range(y, y + height)}
-        if inside & broken:
-            return False
-        return not any(link <= inside for link in links)
+    links = [*dead_links, *((die, die) for die in dead)]
 
     @cache
-    def best(x: int, y: int, width: int, height: int, count: int) -> Tiling:
+    def is_usable(x: int, y: int, width: int, height: int) -> bool:
+        return not any(
+            all(x <= i < x + width and y <= j < y + height for i, j in link) for link in links
+        )
+
+    @cache
+    def best(x: int, y: int, width: int, height: int, count: int, usable: bool) -> Tiling:
+        """Return the best tiling relative to its corner; a usable rectangle's depends on its sides
+        alone, and is computed at (0, 0).
+        """
         if count == 0:
             return Tiling(0, 0, ())
+
+        def part(dx: int, dy: int, width: int, height: int, count: int) -> Tiling:
+            if usable or is_usable(x + dx, y + dy, width, height):
+                return best(0, 0, width, height, count, True)
+            return best(x + dx, y + dy, width, height, count, False)
+
         size = width * height
         best_cut = Tiling(0, 0, ())
-        if is_usable(x, y, width, height):
-            best_cut = Tiling(size, -size * size, (Rectangle(x, y, width, height),))
+        if usable:
+            best_cut = Tiling(size, -size * size, (Rectangle(0, 0, width, height),))
             if count == 1:
                 return best_cut
-        cuts = [(True, i) for i in range(1, width)] + [(False, i) for i in range(1, height)]
-        for vertical, position in cuts:
+        cuts = [(i, 0) for i in range(1, width)] + [(0, i) for i in range(1, height)]
+        for dx, dy in cuts:
             for first_count in range(count + 1):
-                if vertical:
-                    first = best(x, y, position, height, first_count)
-                    second = best(x + position, y, width - position, height, count - first_count)
-                else:
-                    first = best(x, y, width, position, first_count)
-                    second = best(x, y + position, width, height - position, count - first_count)
+                first = part(0, 0, dx or width, dy or height, first_count)
+                second = part(dx, dy, width - dx, height - dy, count - first_count)
                 covered_dies = first.covered_dies + second.covered_dies
                 score = covered_dies, first.evenness + second.evenness
                 if score > best_cut[:2]:
-                    best_cut = Tiling(*score, first.pieces + second.pieces)
+                    moved = (replace(r, x=r.x + dx, y=r.y + dy) for r in second.pieces)
+                    best_cut = Tiling(*score, (*first.pieces, *moved))
         return best_cut
 
-    return _nearest_first(best(0, 0, columns, rows, pieces).pieces)
+    tiling = best(0, 0, columns, rows, pieces, is_usable(0, 0, columns, rows))
+    return _nearest_first(tiling.pieces)
 
 
 def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...] | None:
