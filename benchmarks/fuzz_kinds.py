@@ -268,7 +268,7 @@ def _onnx(path: Path) -> Any:
 
 
 def _search_folder(path: Path) -> Any:
-    from atoll.explore.answer.explanation import explain_result
+    from atoll.explore.explain.explanation import explain_result
     from atoll.report.folder import open_folder
     from atoll.report.page import write_report
     from atoll.report.trace import search_trace

@@ -11,22 +11,10 @@ and core buffers, the shared buffer and HBM.
 
 from __future__ import annotations
 
-import logging
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
-
-from zigzag.mapping.temporal_mapping import TemporalMappingType
-from zigzag.stages.evaluation.cost_model_evaluation import CostModelStage
-from zigzag.stages.main import MainStage
-from zigzag.stages.mapping.spatial_mapping_generation import SpatialMappingGeneratorStage
-from zigzag.stages.mapping.temporal_mapping_generator_stage import TemporalMappingGeneratorStage
-from zigzag.stages.parser.accelerator_parser import AcceleratorParserStage
-from zigzag.stages.parser.workload_parser import WorkloadParserStage
-from zigzag.stages.results.reduce_stages import MinimalLatencyStage, SumStage
-from zigzag.stages.workload_iterator import WorkloadStage
 
 import atoll
 from atoll.answers.search import SearchAnswer
@@ -35,28 +23,9 @@ from atoll.hardware.energy import core_buffer_bytes_per_mac, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from record import recorded
 
-STAGES = [
-    WorkloadParserStage, AcceleratorParserStage, SumStage, WorkloadStage, MinimalLatencyStage,
-    SpatialMappingGeneratorStage, MinimalLatencyStage, TemporalMappingGeneratorStage,
-    CostModelStage,
-]  # fmt: skip
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "atoll-zigzag" / "src"))
 
-
-def evaluated(folder: Path) -> dict[str, Any]:
-    """ZigZag's evaluation of each layer of exported files."""
-    logging.disable(logging.CRITICAL)
-    names = ("accelerator", "mapping", "workload")
-    answers = MainStage(
-        STAGES,
-        **{name: str(folder / f"{name}.yaml") for name in names},
-        loma_lpf_limit=6,
-        loma_show_progress_bar=False,
-        nb_mappings_generated=1,
-        enable_mix_spatial_mapping_generation=False,
-        access_same_data_considered_as_no_access=True,
-        temporal_mapping_type=TemporalMappingType("uneven"),
-    ).run()
-    return {cost.layer.name: cost for cost, _ in answers[0][1]}
+from atoll_zigzag.engine import evaluated
 
 
 def main() -> None:
@@ -74,7 +43,7 @@ def main() -> None:
         hbm_Bpc = chip.hbm.bandwidth_Bps / chip.clock_Hz
         with tempfile.TemporaryDirectory() as folder:
             write_zigzag(answer, Path(folder))
-            costs = evaluated(Path(folder))
+            costs = {cost.layer.name: cost for cost, _ in evaluated(Path(folder), 6)[0][1]}
         for name, product in mapped_products(answer):
             shape = product.m, product.n, product.k, run
             if shape in seen:

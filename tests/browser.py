@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,13 @@ class Page:
                 return value
             time.sleep(0.03)
         raise AssertionError(f"never true: {script}; errors {self.errors}")
+
+    def wait_until(self, done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+        """Until a condition of this process holds, such as a file that is there."""
+        deadline = time.monotonic() + timeout_s
+        while not done():
+            assert time.monotonic() < deadline, f"never true: {done}; errors {self.errors}"
+            time.sleep(0.03)
 
     def text(self, selector: str) -> str:
         return str(self.eval(f"document.querySelector({json.dumps(selector)}).textContent"))

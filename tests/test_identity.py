@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 import atoll
 from atoll.base.identity import VERSION, code_words, sources_digest, this_code
@@ -35,15 +36,14 @@ def test_a_file_that_moved_is_another_identity(tmp_path: Path) -> None:
     assert sources_digest(tmp_path) != before
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_said_once_and_the_citation_repeats_it() -> None:
     assert atoll.__version__ == VERSION == this_code()["version"]
     project = Path(__file__).parent.parent / "pyproject.toml"
     told = tomllib.loads(project.read_text())
     assert "version" in told["project"]["dynamic"]
     assert told["tool"]["hatch"]["version"]["path"] == "src/atoll/base/identity.py"
-    assert "version:" not in (project.parent / "CITATION.cff").read_text().replace(
-        "cff-version:", ""
-    )
+    citation = yaml.safe_load((project.parent / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == VERSION
 
 
 def test_the_last_release_of_the_changelog_is_this_version_or_one_before() -> None:

@@ -8,6 +8,8 @@ import inspect
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -230,3 +232,12 @@ def test_a_wrong_first_argument_is_one_sentence(call: Any, sentence: str) -> Non
     with pytest.raises(atoll.AtollError, match=sentence) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_users_script_is_checked_by_mypy_in_strict_mode() -> None:
+    """Results have one type each, and an option that is misspelled is an error."""
+    mypy = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-pretty"]
+    script = ROOT / "tests" / "typed_script.py"
+    ended = subprocess.run([*mypy, str(script)], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout

@@ -44,7 +44,7 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from atoll.measurement.profiler import Nvml, profiled_kernels, timed_steps
+from atoll.measurement.profiler import nvml, profiled_kernels, timed_steps
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ALL_LINEAR = "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj"
@@ -1344,14 +1344,11 @@ def versions() -> dict[str, str]:
     """Return the versions of the software."""
     import transformers
 
-    version_by_package = {
+    return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "driver": "",
+        "driver": str(nvml("SystemGetDriverVersion") or ""),
     }
-    with contextlib.suppress(Exception):
-        version_by_package["driver"] = Nvml().driver()
-    return version_by_package
 
 
 def imports(names: list[str]) -> None:

@@ -2,7 +2,7 @@
 
     python measure_ranks.py --out jobs.jsonl           # the jobs, about 240
     python measure_ranks.py --out jobs.jsonl --tiny    # tiny models, to rehearse on the CPU
-    python measure_ranks.py --out jobs.jsonl --run records.jsonl --limit 60 --budget 540
+    python measure_ranks.py --out jobs.jsonl --run records.jsonl --budget 540
     python measure_ranks.py --out jobs.jsonl --records records.jsonl --rows h200_ranks_2.csv
 
 Models are cut to a few blocks. `half` says which half of the data a row belongs to; it depends on
@@ -12,10 +12,15 @@ the model alone, and was set before anything was measured.
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import hashlib
+import importlib.abc
+import importlib.machinery
 import json
 import sys
+import time
+import types
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from atoll.files.csvfile import write_csv
 from atoll.measurement.rows import COLUMNS, rank_row
-from atoll.measurement.runner import GIB, MEASURED, Limits, RankJob, read_jobs, run_jobs, write_jobs
+from atoll.measurement.runner import MEASURED, RankJob, read_jobs, write_jobs
 
+GIB = 2**30
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = LINEAR[:4]
 Config = dict[str, Any]
@@ -247,12 +253,25 @@ def write_rows(jobs: list[RankJob], records: Path, table: Path) -> None:
     table.with_name(f"{table.stem}_kernels.json.gz").write_bytes(packed)
 
 
-def run_recorded(jobs: list[RankJob], records: Path, device: str, limits: Limits) -> None:
-    """Run the jobs without a result in a file, and append a line of JSON for each."""
+def run_recorded(jobs: list[RankJob], records: Path, device: str, budget_s: float) -> None:
+    """Run the jobs without a result in a file one after another in this process, which spares the
+    imports of PyTorch, and append a line of JSON for each; if it dies, start it again.
+    """
+    import torch
+
+    from atoll.measurement.rank import run_job
+
+    sys.meta_path.append(MissingPackages())
+    end = time.monotonic() + budget_s
     lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
     recorded = {r["id"] for r in map(json.loads, lines) if r["outcome"] in MEASURED}
-    left = [each for each in jobs if each.id not in recorded]
-    for record in run_jobs(left, device, limits):
+    for each in jobs:
+        if each.id in recorded or time.monotonic() > end:
+            continue
+        record = run_job(each, device)
+        if each.compiled:
+            torch._dynamo.reset()
+        release(device)
         with records.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         peak_GB, times_ms = record.get("peak_bytes", 0) / 1e9, record.get("step_ms") or [0.0]
@@ -263,13 +282,62 @@ def run_recorded(jobs: list[RankJob], records: Path, device: str, limits: Limits
         )
 
 
+class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stand in for packages that torchtitan imports and a step does not need."""
+
+    NAMES = ("datasets", "torchdata", "tensorboard", "torch.utils.tensorboard")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return a specification for the packages that are stood in for."""
+        if name.split(".")[0] in self.NAMES or name in self.NAMES:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        """Return a module whose every attribute is an empty class."""
+
+        class Empty(types.ModuleType):
+            def __getattr__(self, name: str) -> Any:
+                if name.startswith("__"):
+                    raise AttributeError(name)
+                return type(name, (), {})
+
+        return Empty(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Leave the module empty."""
+
+
+def release(device: str) -> None:
+    """Free what the last job left, and what DTensor cached for meshes without process groups."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from atoll.measurement.collectives import PENDING
+
+    PENDING.clear()
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is not None:
+        clear()
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("torch.distributed.")]
+    owners = [value for m in modules for value in list(vars(m).values()) if isinstance(value, type)]
+    for owner in (*modules, *owners):
+        for value in list(vars(owner).values()):
+            if hasattr(value, "cache_clear") and not isinstance(value, type):
+                value.cache_clear()
+    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    gc.collect()
+    if device == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+
 def main() -> None:
     """Write the jobs, or the rows of those that were run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--run", type=Path, help="run the jobs without a record in this file")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds of a job")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of all jobs")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--records", type=Path)
@@ -280,8 +348,7 @@ def main() -> None:
         write_rows(jobs, options.records, options.rows)
         return
     if options.run is not None:
-        limits = Limits(options.limit, options.budget, jobs_per_child=1000)
-        run_recorded(read_jobs(options.out), options.run, options.device, limits)
+        run_recorded(read_jobs(options.out), options.run, options.device, options.budget)
         return
     write_jobs(options.out, [shrunken(each) for each in jobs] if options.tiny else jobs)
     halves = [each.labels["half"] for each in jobs]

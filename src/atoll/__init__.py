@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from atoll import answers
     from atoll.api import (
         calibrate,
-        capture,
         check,
         describe_hardware,
         describe_model,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         WaferQuestion,
     )
     from atoll.several import bench, compare, measure, sweep
+    from atoll.tracing import capture
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
@@ -87,7 +87,7 @@ __all__ = [
 _PLACES = {
     "atoll.answers": ("answers",),
     "atoll.api": (
-        *("calibrate", "capture", "check", "describe_hardware", "describe_model", "estimate"),
+        *("calibrate", "check", "describe_hardware", "describe_model", "estimate"),
         *("list_models", "load", "place", "plan", "search", "validate"),
     ),
     "atoll.base.errors": ("AtollError", "InfeasibleError"),
@@ -98,6 +98,7 @@ _PLACES = {
         *("EstimateQuestion", "PlanQuestion", "PodsQuestion", "SearchQuestion", "WaferQuestion"),
     ),
     "atoll.several": ("bench", "compare", "measure", "sweep"),
+    "atoll.tracing": ("capture",),
     "atoll.training.estimate": ("Estimate",),
     "atoll.training.mixed.plan": ("MixedPlan",),
     "atoll.training.planner.plan": ("Plan",),

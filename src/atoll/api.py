@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from atoll import questions
 from atoll.answers.answer import Answer, DrawableResult, build_from, read_answer
@@ -34,13 +33,28 @@ if TYPE_CHECKING:
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
     from atoll.wafer.answer.result import WaferEstimate, WaferResult
-    from atoll.workload import StoredModel
 
 
 R = TypeVar("R", bound=DrawableResult[Any])
 E = TypeVar("E", "Plan", "Estimate")
 
 
+@overload
+def search(
+    job: SearchQuestion | None = None,
+    *,
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+    **fields: Unpack[keywords.ChipFields],
+) -> SearchResult: ...
+@overload
+def search(
+    job: SearchQuestion | WaferQuestion | str | Path | None = None,
+    *,
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+    **fields: Unpack[keywords.SearchFields],
+) -> SearchResult | WaferResult: ...
 @described_by("search")
 def search(
     job: SearchQuestion | WaferQuestion | str | Path | None = None,
@@ -183,53 +197,6 @@ def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelA
     )
 
 
-def capture(
-    module: Any,
-    example_inputs: Any,
-    *,
-    name: str | None = None,
-    sequence: int | None = None,
-    batch_dim: int | None = 0,
-    dtype: str | None = "bfloat16",
-    loss: Callable[[Any], Any] | None = None,
-    keep: Literal["fused", "eager"] = "fused",
-) -> StoredModel:
-    """A model from a torch module, on fake tensors: nothing is computed, no weight is made.
-
-    Args:
-        module: A `torch.nn.Module`, or a function that builds one.
-        example_inputs: A tensor, a tuple of arguments or a dictionary of keyword arguments. Only
-            shapes and types count: tensors on the "meta" device do.
-        name: Name of the model. Default: the module's.
-        sequence: Tokens in a sample. Default: the second dimension of a two-dimensional first
-            input, else 1.
-        batch_dim: Dimension of every input that counts samples; None fixes the batch as it is.
-        dtype: Type of weights and floating inputs; None leaves them as they are.
-        loss: Makes a loss of the module's output. Default: `output.loss`, a scalar output, or all
-            outputs.
-        keep: Kernels and what they keep: a compiler's ("fused"), or PyTorch's own ("eager").
-
-    Returns:
-        The model; its `save(path)` writes a file that every `model=` takes.
-
-    Raises:
-        AtollError: PyTorch is missing, or the module cannot be captured.
-
-    Examples:
-        >>> import atoll, torch
-        >>> module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
-        >>> model = atoll.capture(module, torch.empty(1, 64), name="two-layers")
-        >>> model.save("two-layers.json").name
-        'two-layers.json'
-    """
-    from atoll.tracing import capture as run
-
-    return run(
-        module, example_inputs, name=name, sequence=sequence, batch_dim=batch_dim,
-        dtype=dtype, loss=loss, keep=keep,
-    )  # fmt: skip
-
-
 def describe_hardware(name: str | None = None) -> CatalogueAnswer | HardwareAnswer:
     """The catalogue, or one device, accelerator, network, space or wafer of it or of a file.
 
@@ -308,6 +275,22 @@ def validate(
     return validate_file(question) if question.wafer is None else judge_meshes(question)
 
 
+@overload
+def estimate(
+    model: str,
+    device: str,
+    devices: int | None = None,
+    **fields: Unpack[keywords.EstimateFields],
+) -> Estimate: ...
+@overload
+def estimate(
+    model: str | None = None,
+    device: str | None = None,
+    devices: int | None = None,
+    *,
+    job: EstimateQuestion | WaferQuestion | str | Path | None = None,
+    **fields: Unpack[keywords.EstimateFields],
+) -> Estimate | WaferEstimate: ...
 @described_by("estimate")
 def estimate(
     model: str | None = None,
@@ -369,6 +352,27 @@ def estimate(
     return _written(result, question)
 
 
+@overload
+def plan(
+    model: str,
+    device: str,
+    devices: int | None = None,
+    *,
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+    **fields: Unpack[keywords.PlanFields],
+) -> Plan: ...
+@overload
+def plan(
+    model: str | None = None,
+    device: str | None = None,
+    devices: int | None = None,
+    *,
+    job: PlanQuestion | str | Path | None = None,
+    stop: Stop | None = None,
+    progress: Progress | None = None,
+    **fields: Unpack[keywords.PlanFields],
+) -> Plan | MixedPlan: ...
 @described_by("plan")
 def plan(
     model: str | None = None,
@@ -427,10 +431,8 @@ def plan(
         run = run_from_question(question)
         axes = axes_from_question(question, run)
         usable = import_named("atoll.export:refusals")(run)
-        now = (
-            stop is not None or means != ExecutionOptions()
-        )  # else reasons are computed on request
-        return PlanProblem(question, run, axes, usable, now)
+        explained = means != ExecutionOptions()  # else on first use
+        return PlanProblem(question, run, axes, usable, explained, stop is not None)
 
     best_plan = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
     if question.layouts is not None:

@@ -25,9 +25,9 @@ TABLES = Path(__file__).parents[1] / "data" / "phaze_dp_cases"
 
 LEFT_OUT = {
     "bounded_per_s", "job", "layers", "phases_s", "picture", "runners_up", "wall_time_s",
-    "wafer", "reasons", "notes", "expected_error", "interval",
+    "wafer", "reasons", "notes", "expected_error", "interval", "summary", "version",
 }  # fmt: skip
-"""Times of this machine, sentences, what repeats the question, and errors of other runs."""
+"""Times of this machine, sentences, what repeats the question, errors of other runs, releases."""
 
 Answer = dict[str, Any]
 

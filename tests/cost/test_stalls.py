@@ -157,8 +157,8 @@ def test_the_page_says_what_is_lost_and_in_which_precisions() -> None:
         assert f"{1e6 * stalls.start_s:g} us {kind}" in limits
     for precision in get_args(Precision):
         assert precision in limits
-    assert chip_stalls(load_wafer("default").chip) == NO_STALLS
-    assert "dies of wafers have none" in limits
+    assert chip_stalls(load_wafer("default").chip) == SCRATCHPAD
+    assert chip_stalls(load_wafer("cs-2").chip) == replace(SCRATCHPAD, hbm=1.0)
     wafers = (pages / "wafer.md").read_text(encoding="utf-8").split("## Limits")[1]
     assert "Of captured modules blocks of attention and an MLP" in wafers
     assert "precision" not in WaferQuestion.model_fields

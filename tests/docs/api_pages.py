@@ -28,6 +28,12 @@ print(plan.explain())  # as `atoll explain` prints it
 plan.export("megatron").save("megatron.sh")
 plan.report("plan.html")
 plan.save("plan.json")  # read again by atoll.load
+
+swept = atoll.sweep(
+    atoll.PlanQuestion, model="llama3-70b", device="h100", batch=1024, devices=[256, 512]
+)
+swept.to_dataframe()  # pandas
+swept.chart("step s").save("steps.svg")  # notebooks show it
 ```
 
 A question can be created once and asked again: `atoll.plan(job=question, devices=1024)`.

@@ -16,6 +16,7 @@ from tiny import tiny_setting, tiny_variants
 import atoll
 from atoll.answers.search import SearchAnswer
 from atoll.cost.chips import chips_of_space
+from atoll.explore.explain.neighbours import Neighbours
 from atoll.explore.pricing.energy import energy_of_chip
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import PowerLimit
@@ -46,7 +47,6 @@ from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profiles import DEFAULT
 from atoll.report.folder import open_folder
-from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import answer_question
 
 SPACE = """name: small
@@ -280,8 +280,8 @@ def test_neighbours_of_the_best_chip_have_other_banks(tmp_path: Path) -> None:
     search(written(tmp_path, (8, 16), (1,)), out=tmp_path / "run")
     told = open_folder(tmp_path / "run").answer
     assert isinstance(told, SearchAnswer)
-    view = sensitivity(told.best.accelerator, answer_question(told))
-    rows = {row.what: row for row in view.rows}
+    steps = Neighbours.of(told.best.accelerator, answer_question(told)).steps()
+    rows = {row.what: row for row in steps}
     assert "ports" not in rows
     assert rows["banks"].more.area_mm2 > 0 and (rows["banks"].more.gain or 0.0) >= -1e-3
 

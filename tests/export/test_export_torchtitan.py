@@ -14,6 +14,7 @@ from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import atoll
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
@@ -33,7 +34,7 @@ def sections(case: Case, folder: Path) -> Any:
 
 def test_a_file_says_the_layout(tmp_path: Path) -> None:
     job = sections(DENSE, tmp_path)
-    assert job["model"] == {"name": "llama3", "flavor": "70B"}
+    assert job["model"] == {"name": "llama3", "flavor": "70B", "attn_backend": "flex"}
     assert job["training"] == {
         "seq_len": 4096,
         "local_batch_size": 16,
@@ -348,3 +349,19 @@ def test_torchtitans_models_have_the_parameters_that_atoll_counts(
         model = read_back(manager, case, tmp_path).model_spec.model.build()
     count = sum(weight.numel() for weight in model.parameters())
     assert count == build_model(load_config(name), 1, 512).parameters
+
+
+@pytest.mark.parametrize("attention, backend", [(None, "flex"), ("flash2", "varlen")])
+def test_the_attention_kernel_of_a_plan_is_that_of_its_file(
+    attention: str | None, backend: str, tmp_path: Path
+) -> None:
+    """torchtitan 0.3 attends with FlexAttention by default."""
+    question = {"model": "llama3-8b", "device": "h200", "devices": 8, "batch": 64}
+    asked = {} if attention is None else {"attention": attention}
+    layout = {"tp": 1, "zero": 3, "microbatch": 1, "recompute": "none"}
+    answer = atoll.estimate(**question, **asked, **layout, tool="torchtitan")
+    file = tmp_path / "torchtitan_job.py"
+    file.write_text(answer.export("torchtitan").text)
+    assert f"'attn_backend': '{backend}'" in file.read_text()
+    checked = atoll.check(file, device="h200", devices=8, time_limit="1 ms").estimate
+    assert checked.step.time_s == pytest.approx(answer.step.time_s, rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from atoll.base.errors import AtollError
 from atoll.measurement.device_profile import write_profile
 from atoll.measurement.measure import measure, plan_measured
 from atoll.measurement.rows import rank_row
-from atoll.measurement.runner import Limits, RankJob
+from atoll.measurement.runner import RankJob
 from atoll.questions import PlanQuestion
 from atoll.questions.verbs import MeasureQuestion
 
@@ -39,7 +40,7 @@ class FakeRunner:
         self.step_ms = step_ms
 
     def __call__(
-        self, jobs: Sequence[RankJob], device: str, limits: Limits
+        self, jobs: Sequence[RankJob], device: str, limit_s: float
     ) -> Iterator[dict[str, Any]]:
         record = recorded()[0][1]
         for job in jobs:
@@ -136,7 +137,7 @@ def test_rows_are_read_by_validate_and_calibrate(tmp_path: Path) -> None:
 
 
 def test_a_failed_rank_leaves_no_row(tmp_path: Path) -> None:
-    def failing(jobs: Sequence[RankJob], device: str, limits: Limits) -> Iterator[dict[str, Any]]:
+    def failing(jobs: Sequence[RankJob], device: str, limit_s: float) -> Iterator[dict[str, Any]]:
         yield {"id": jobs[0].id, "outcome": "time", "error": "took more than 600 s"}
 
     answer = measure(asked(append=tmp_path / "measured.csv"), failing)
@@ -184,6 +185,17 @@ def test_a_plan_measures_its_best_layouts_until_the_best_stays(
     assert plan.run.site is not None
     assert str(plan.best.layout) in {answer.layout for answer in shown}
     assert len((tmp_path / "measured.csv").read_text().splitlines()) == len(runner.jobs) + 1
+
+
+def test_every_operator_of_a_profile_can_be_run() -> None:
+    pytest.importorskip("torch")
+    from atoll.measurement.operators import OPERATORS, operator
+
+    rows = list(csv.DictReader(OPERATORS.read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == 234
+    for row in {row["kind"]: row for row in rows}.values():
+        sizes = {name: int(cell) for name, cell in row.items() if cell and name != "kind"}
+        assert callable(operator(row["kind"], sizes, "meta"))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.measurement import runner
-from atoll.measurement.runner import Limits, RankJob, read_jobs, run_jobs, write_jobs
+from atoll.measurement.runner import RankJob, command, read_jobs, run_jobs, write_jobs
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -39,7 +40,7 @@ def test_ranks_of_torchtitan_run_without_a_gpu() -> None:
         job("refused", "torchtitan", fsdp=4, recompute="unknown"),
         job("stage", "torchtitan", fsdp=2, pp=4, stage=3, rank=6, blocks=(3, 4), microbatches=4),
     ]
-    records = {r["id"]: r for r in run_jobs(jobs, "cpu", Limits(jobs_per_child=4))}
+    records = {r["id"]: r for r in run_jobs(jobs, "cpu")}
     assert {name: record["outcome"] for name, record in records.items()} == {
         "sharded": "ok",
         "selective": "ok",
@@ -53,13 +54,15 @@ def test_ranks_of_torchtitan_run_without_a_gpu() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_of_hugging_face_models_run_without_a_gpu() -> None:
+def test_ranks_of_hugging_face_models_run_without_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     jobs = [
         job("replicated", "transformers", replicate=8),
         job("sharded", "transformers", fsdp=8, replicate=2, recompute="full", microbatches=2),
     ]
-    records = {r["id"]: r for r in run_jobs(jobs, "cpu", Limits(jobs_per_child=2))}
+    write_jobs(tmp_path / "jobs.jsonl", jobs)
+    lines = subprocess.check_output(command(tmp_path / "jobs.jsonl", "cpu")).splitlines()
+    records = {r["id"]: r for r in map(json.loads, lines)}
     assert [records[name]["outcome"] for name in ("replicated", "sharded")] == ["ok", "ok"]
     assert records["replicated"]["params"] == records["replicated"]["params_full"]
 
@@ -71,15 +74,14 @@ def child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
 def test_a_child_that_dies_leaves_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     child(monkeypatch, "import sys; sys.exit('the driver is gone')")
-    (record,) = run_jobs([job("a", "torchtitan")], "cpu", Limits())
+    (record,) = run_jobs([job("a", "torchtitan")], "cpu")
     assert (record["outcome"], record["id"]) == ("died", "a")
     assert "code 1: the driver is gone" in record["error"]
 
 
 def test_a_job_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = 'import time; print(\'{"begun": "a"}\', flush=True); time.sleep(60)'
-    child(monkeypatch, code)
-    (record,) = run_jobs([job("a", "torchtitan")], "cpu", Limits(job_s=0.2))
+    child(monkeypatch, "import time; time.sleep(60)")
+    (record,) = run_jobs([job("a", "torchtitan")], "cpu", 0.2)
     assert (record["outcome"], record["error"]) == ("time", "took more than 0 s")
 
 
@@ -90,16 +92,13 @@ def test_stand_ins_leave_tensors_as_new() -> None:
     from torch.distributed import _functional_collectives as functional
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from atoll.measurement.collectives import Pending, patch_collectives
+    from atoll.measurement.collectives import patch_collectives
 
     before = {n: getattr(functional, n) for n in
               ("_maybe_wrap_tensor", "all_gather_tensor", "reduce_scatter_tensor")}  # fmt: skip
     torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     try:
         patch_collectives()
-        Pending.tensor = torch.ones(3)
-        patch_collectives()
-        assert Pending.tensor is None
         group = torch.distributed.group.WORLD
         part = functional.reduce_scatter_tensor(torch.ones(8, 2), "sum", 0, group)
         gathered = functional.all_gather_tensor(torch.ones(2, 2), 0, group)
@@ -110,4 +109,4 @@ def test_stand_ins_leave_tensors_as_new() -> None:
         torch.distributed.destroy_process_group()
         for name, function in before.items():
             setattr(functional, name, function)
-        Pending.patched = False
+        patch_collectives.cache_clear()

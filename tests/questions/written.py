@@ -50,6 +50,7 @@ KEYWORDS: dict[str, tuple[type[Question], ...]] = {
     "BenchFields": (verbs.BenchQuestion,),
     "CalibrateFields": (verbs.CalibrateQuestion,),
     "CheckFields": (verbs.CheckQuestion,),
+    "ChipFields": (SearchQuestion,),
     "EstimateFields": (EstimateQuestion, MappingQuestion),
     "LayoutFields": (LayoutQuestion,),
     "MeasureFields": (verbs.MeasureQuestion,),

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import atoll
+from accessibility import problems, unfocused
 from atoll.questions import EstimateQuestion
+from atoll.report.folder import write_plan
 from atoll.report.page import write_report
 from browser import Browser, Page
 
@@ -42,7 +44,8 @@ def sections(page: Page) -> set[str]:
 def test_a_search_shows_every_view(browser: Browser, seed_run: Path, tmp_path: Path) -> None:
     with opened(browser, seed_run, tmp_path) as page:
         assert sections(page) == {
-            "facts", "chip", "space", "time", "schedule", "pipeline", "memory", "sensitivity",
+            "answer", "details", "chip", "space", "time", "schedule", "pipeline", "memory",
+            "sensitivity",
         }  # fmt: skip
         assert "Proven optimal over 29,360 architectures" in page.text("#certificate")
         assert page.count("#chip-picture rect") > 10
@@ -101,15 +104,33 @@ def test_the_front_can_be_walked_with_the_keyboard(
         assert page.count("#baseline-table tr") == 6
 
 
-def test_every_control_is_reached_by_tab(browser: Browser, tiny_run: Path, tmp_path: Path) -> None:
-    with opened(browser, tiny_run, tmp_path) as page:
-        reached = set()
-        for _ in range(60):
-            page.press("Tab")
-            reached.add(page.eval("document.activeElement.id"))
-        controls = "document.querySelectorAll('select, input, canvas[tabindex]')"
-        wanted = page.eval(f"[...{controls}].map((e) => e.id)")
-        assert set(wanted) <= reached
+@pytest.mark.parametrize("kind", ["tiny_run", "plan_run", "wafer_run"])
+def test_tab_reaches_every_control_and_the_focus_is_seen(
+    browser: Browser, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with opened(browser, request.getfixturevalue(kind), tmp_path) as page:
+        assert unfocused(page) == []
+
+
+def test_a_plan_says_what_its_text_answer_says(browser: Browser, tmp_path: Path) -> None:
+    """The same lines in the same order; warnings stand out, and the launch file is saved."""
+    tight = atoll.plan(
+        "llama3-8b", "h100", 8, batch=64, tp=[1], pp=[1], recompute=["none"], tokens=1e9, price=2.5
+    )
+    write_plan(tight, tmp_path / "plan")
+    with opened(browser, tmp_path / "plan", tmp_path) as page:
+        lines = "[...document.querySelectorAll('#answer dl div')]"
+        shown = page.eval(f"{lines}.map((e) => [...e.children].map((part) => part.textContent))")
+        assert shown == [list(line) for line in tight.summary()]
+        assert {"Run", "Step", "Memory", "Cost", "Confidence"} <= {label for label, _ in shown}
+        warned = page.eval(f"{lines}.filter((e) => e.className === 'warn').map((e) => e.innerText)")
+        assert bool(warned) == tight.best.tight == ("tight" in dict(tight.summary())["Memory"])
+        page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        page.click("#launch-save")
+        launch = next(f for f in tight.answer.launch if f.target == tight.answer.tool)
+        saved = tmp_path / launch.file
+        page.wait_until(saved.exists)
+        assert saved.read_text(encoding="utf-8") == launch.text
 
 
 def test_the_schedule_follows_its_chooser(browser: Browser, tiny_run: Path, tmp_path: Path) -> None:
@@ -124,8 +145,8 @@ def test_a_plan_shows_its_layout_pipeline_and_launch_file(
 ) -> None:
     with opened(browser, plan_run, tmp_path) as page:
         assert sections(page) == {
-            "facts", "layout", "time", "why", "schedule", "pipeline", "memory", "sensitivity",
-            "launch",
+            "answer", "details", "layout", "time", "why", "schedule", "pipeline", "memory",
+            "sensitivity", "launch",
         }  # fmt: skip
         assert page.count("#layout-picture rect.device") == 128
         devices = "document.querySelectorAll('rect.device')"
@@ -170,10 +191,10 @@ def test_tools_that_cannot_run_a_layout_say_why_where_their_file_would_be(
 def test_a_wafer_shows_its_dies(browser: Browser, wafer_run: Path, tmp_path: Path) -> None:
     with opened(browser, wafer_run, tmp_path) as page:
         assert sections(page) == {
-            "facts", "wafer", "time", "baselines", "pipeline", "memory",
+            "answer", "details", "wafer", "time", "baselines", "pipeline", "memory",
         }  # fmt: skip
-        facts = page.text("#facts")
-        assert all(word in facts for word in ("Throughput", "Area", "Cost", "kW"))
+        assert all(word in page.text("#details") for word in ("Proof", "Area", "PFLOP/s"))
+        assert "earlier version" in page.text("#answer"), "the file has no summary"
         assert "×" in page.text("#wafer-picture"), "a dead die"
         assert page.count("#wafer-picture rect.die") == 48
         assert page.count("#wafer-picture line.link") > 40
@@ -182,16 +203,19 @@ def test_a_wafer_shows_its_dies(browser: Browser, wafer_run: Path, tmp_path: Pat
         page.screenshot("report-wafer")
 
 
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1400, False), (1400, True), (390, False), (390, True)]
+)
 @pytest.mark.parametrize("kind", ["tiny_run", "plan_run", "wafer_run"])
-def test_on_a_phone_in_the_dark_nothing_sticks_out(
-    browser: Browser, kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    folder: Path = request.getfixturevalue(kind)
-    with opened(browser, folder, tmp_path, 390, dark=True) as page:
-        assert page.overflow() == 0
+def test_nothing_sticks_out_and_all_is_labelled_and_legible(
+    browser: Browser, kind: str, width: int, dark: bool, request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    with opened(browser, request.getfixturevalue(kind), tmp_path, width, dark=dark) as page:
+        assert page.overflow() == 0 and problems(page) == []
         shade = page.eval("getComputedStyle(document.body).backgroundColor")
-        assert sum(int(v) for v in shade[4:-1].split(",")) < 150, "a dark page"
-        page.screenshot(f"report-{kind.removesuffix('_run')}-phone")
+        assert (sum(int(v) for v in shade[4:-1].split(",")) < 150) == dark
+        page.screenshot(f"report-{kind.removesuffix('_run')}-{width}{'-dark' if dark else ''}")
 
 
 def test_a_sweep_is_drawn_with_a_line_for_every_value_of_the_other_field(
@@ -200,16 +224,15 @@ def test_a_sweep_is_drawn_with_a_line_for_every_value_of_the_other_field(
     asked = EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64, out=tmp_path / "sweep")
     found = atoll.sweep(asked, devices=[8, 16, 32], zero=[0, 1])
     with opened(browser, tmp_path / "sweep", tmp_path) as page:
-        assert page.text("h1") == "devices, zero swept"
-        assert page.count("#sweep .swatch") == 2
-        painted = page.eval(
-            "(() => {const c = document.querySelector('#sweep-plot');"
-            "const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
-            "return new Set(new Uint32Array(d.buffer)).size})()"
-        )
-        assert painted > 10, "lines, points and axes"
-        assert page.count("table tbody tr") == len(found.rows) == 6
-        assert page.overflow() == 0
+        assert page.text("h1") == "Sweep of devices, zero"
+        assert page.count("#charts .swatch") == page.count("#charts polyline") == 2
+        assert page.count("#charts circle") == page.count("table tbody tr") == len(found.rows) == 6
+        assert f"{found.rows[0].figures['tokens/s per device']:,.0f}" in page.text("#charts circle")
+        page.set_value("#chart-figure", "1")
+        page.wait_for("document.querySelector('#charts svg')?.textContent.includes('step s')")
+        interval = page.eval("document.querySelector('#charts circle').textContent")
+        assert f"{found.rows[0].figures['low s']:.4g} to " in interval
+        assert problems(page) == []
         page.screenshot("report-sweep")
 
 
@@ -226,12 +249,15 @@ def test_two_runs_are_compared_side_by_side(browser: Browser, tmp_path: Path) ->
         assert page.text("h1") == "2 runs side by side"
         differing = page.eval(
             "[...document.querySelectorAll('tbody tr')]"
-            ".filter((r) => r.cells[0].textContent === '≠').map((r) => r.cells[1].textContent)"
+            ".filter((r) => r.cells[1].textContent === '≠').map((r) => r.cells[0].textContent)"
         )
         rows = (*found.asked, *found.figures)
         assert differing == [row.name for row in rows if row.differs]
         assert "devices" in differing and "step s" in differing
         ratio = next(row.ratios[1] for row in rows if row.name == "step s")
         assert f"({ratio:.3g}x)" in page.text("main")
-        assert page.errors == [] and page.overflow() == 0
+        charts = page.eval("[...document.querySelectorAll('#charts h3')].map((e) => e.innerText)")
+        assert "step s" in charts and set(charts) < set(differing)
+        assert page.count("#charts rect") == 2 * len(charts), "a bar for each run"
+        assert page.errors == [] and problems(page) == []
         page.screenshot("report-compared")

@@ -16,9 +16,9 @@ import pytest
 from atoll.answers.search import SearchAnswer
 from atoll.base.errors import AtollError
 from atoll.cli import main
+from atoll.explore.explain.neighbours import Neighbours
 from atoll.report.folder import open_folder
 from atoll.report.page import write_report
-from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import EVALUATED, answer_question, space_points
 from atoll.store.lock import FolderLock
 
@@ -100,15 +100,12 @@ def test_points_are_what_the_store_and_the_bounds_say(seed_run: Path) -> None:
 
 def test_sensitivities_are_differences_to_the_best_chip_itself(tiny_run: Path) -> None:
     content = search_of(tiny_run)
-    found = sensitivity(content.best.accelerator, answer_question(content))
-    assert found.base == pytest.approx(content.score, rel=2e-3)
-    rows = {row.what: row for row in found.rows}
-    assert set(rows) == {
-        "tensor cores", "vector cores", "shared buffer", "HBM bandwidth", "link bandwidth",
-    }  # fmt: skip
+    neighbours = Neighbours.of(content.best.accelerator, answer_question(content))
+    assert neighbours.score == pytest.approx(content.score, rel=2e-3)
+    rows = {row.what: row for row in neighbours.steps()}
     cores = rows["tensor cores"]
-    assert cores.more.area_mm2 == pytest.approx(-cores.less.area_mm2)
-    gain = cores.more.score - found.base
+    assert cores.more.area_mm2 > 0 > cores.less.area_mm2
+    gain = cores.more.score - neighbours.score
     assert cores.more.per_mm2 == pytest.approx(gain / cores.more.area_mm2)
     # More bandwidth never hurts: the old plan stays possible.
     for name in ("HBM bandwidth", "link bandwidth"):
@@ -185,7 +182,7 @@ def test_a_report_that_exists_while_the_search_runs_again_says_so(
     lock = FolderLock(folder)
     data = page_data(write_report(folder, tmp_path / "page.html"))
     lock.release()
-    assert any("Partial" in str(note) for note in data["notes"])  # type: ignore[attr-defined]
+    assert any("Partial" in text for _, text in data["details"])  # type: ignore[attr-defined]
 
 
 def test_damaged_files(tiny_run: Path, tmp_path: Path, command: Run) -> None:

@@ -322,9 +322,9 @@ def test_a_sweep_is_served(tmp_path: Path) -> None:
     assert search["id"] == "good"
     assert [other["id"] for other in listed["left_out"]] == ["broken"]
     view = ask_json(app, "/api/runs/sizes/view")
-    assert len(view["tables"][0]["rows"]) == 4 and view["plot"]["x"] == "devices"
+    assert len(view["tables"][0]["rows"]) == 4 and view["charts"][0]["axis"] == "devices"
     assert ask_json(app, "/api/runs/sizes/sweep.json") == found.to_dict()
-    assert b"devices, zero swept" in ask(app, "/api/runs/sizes/report.html").body
+    assert b"Sweep of devices, zero" in ask(app, "/api/runs/sizes/report.html").body
     assert "has no whatif" in ask_json(app, "/api/runs/sizes/whatif", 404)["error"]
     refused = ask_json(app, "/api/compare?run=sizes&run=good", 400)["error"]
     assert "holds a sweep" in refused and "one answer" in refused

@@ -5,6 +5,7 @@ Pictures of the views go to build/screenshots, for people to look at.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,7 @@ from serve_runs import (
 )
 
 import atoll
+from accessibility import problems, unfocused
 from atoll.serve.server import Explorer
 
 if TYPE_CHECKING:
@@ -56,8 +58,8 @@ def assert_clean(page: Page) -> None:
 
 
 SIZES = [
-    pytest.param(1280, False, id="desktop-light"),
-    pytest.param(1280, True, id="desktop-dark"),
+    pytest.param(1400, False, id="desktop-light"),
+    pytest.param(1400, True, id="desktop-dark"),
     pytest.param(390, False, id="phone-light"),
     pytest.param(390, True, id="phone-dark"),
 ]
@@ -90,6 +92,35 @@ def test_every_view_renders_without_errors(
             size = "phone" if width < 600 else "desktop"
             page.screenshot(f"explorer-{name}-{size}-{'dark' if dark else 'light'}")
             assert_clean(page)
+            assert problems(page) == [], name
+
+
+@pytest.mark.parametrize("name", ["run", "designs", "whatif", "layouts", "runs", "plan-report"])
+def test_tab_reaches_every_control_and_the_focus_is_seen(
+    browser: Browser, explorer: Explorer, name: str
+) -> None:
+    query, ready = VIEWS[name]
+    with browser.page(1400, 900) as page:
+        page.goto(f"{explorer.address}?{query}")
+        page.wait_for(ready)
+        assert unfocused(page) == []
+
+
+def test_the_home_view_of_a_plan_says_what_its_text_answer_says(
+    browser: Browser, explorer: Explorer, plan_run: Path
+) -> None:
+    query, ready = VIEWS["layouts"]
+    with browser.page(1400, 900) as page:
+        page.goto(f"{explorer.address}?{query}")
+        page.wait_for(ready)
+        shown = page.eval(
+            "[...document.querySelectorAll('#answer dl div')]"
+            ".map((e) => [...e.children].map((part) => part.textContent))"
+        )
+        plan = json.loads((plan_run / "plan.json").read_text(encoding="utf-8"))
+        assert shown == plan["summary"] and len(shown) >= 4
+        assert "megatron.sh" in page.text("#launch-save")
+        assert page.count("#time button") == len(plan["runners_up"])
 
 
 SWATCHES = (
@@ -366,7 +397,7 @@ def test_a_wafer_search_is_drawn(browser: Browser, tmp_path: Path) -> None:
         page.wait_for("document.querySelector('#certificate')?.textContent.includes('optimal')")
         assert page.eval("document.querySelector('#answer h2').textContent").endswith("on 8 dies")
         tabs = "[...document.querySelectorAll('#tabs button')].map((b) => b.innerText)"
-        assert page.eval(tabs) == ["Run", "Report"]
+        assert page.eval(tabs) == ["Answer", "Report"]
         page.click("[data-view=report]")
         page.wait_for("!!document.querySelector('#wafer-picture')")
         assert page.count("#wafer-picture rect.die") == 8
@@ -404,7 +435,7 @@ def test_a_sweep_is_drawn_among_the_runs(browser: Browser, tmp_path: Path) -> No
     with serving(tmp_path) as explorer, browser.page(1400, 900) as page:
         page.goto(f"{explorer.address}?run=sizes")
         page.wait_for("document.querySelectorAll('#report table tbody tr').length === 6")
-        page.wait_for("document.querySelector('#sweep-plot')?.clientWidth > 0")
+        page.wait_for("!!document.querySelector('#charts svg')")
         assert page.text("#badge") == "sweep"
         assert "sizes: sweep of devices, zero" in page.text("#run")
         page.screenshot("explorer-sweep", whole=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from serve_runs import ask_json, make_app, random_designs, serving, write_designs
 
+from accessibility import problems
 from atoll.serve.app import App
 from atoll.serve.guard import Guard
 from atoll.serve.pasted_file import MOST_BYTES
@@ -56,7 +57,7 @@ def test_a_pasted_file_is_judged_as_the_command_does_and_leaves_nothing(
     assert found["check"]["estimate"]["layout"]["tp"] == 2
     assert found["check"]["file"] == "run.sh"
     assert "unheard_of" in found["check"]["arguments"]["not_understood"]
-    assert found["view"]["sentence"]
+    assert dict(found["summary"]).keys() >= {"Run", "Step", "Memory"}
     assert list(tmp_path.iterdir()) == []
     assert "h100" in ask_json(app, "/api/check")["devices"]
 
@@ -119,13 +120,13 @@ def test_the_door_in_a_browser(browser: Browser, tmp_path: Path) -> None:
         page.set_value("#launch", SCRIPT)
         page.set_value("#check-devices", "8")
         page.click("#judge")
-        page.wait_for("!!document.querySelector('#verdict-said')", 60)
+        page.wait_for("!!document.querySelector('#verdict-lines')", 60)
         assert page.eval("document.querySelector('#verdict').textContent.includes('fits')")
         assert page.eval("document.querySelectorAll('#verdict img').length") == 0
         page.screenshot("explorer-check-desktop-light")
         assert page.errors == []
         assert page.foreign_requests() == []
-        assert page.overflow() == 0
+        assert problems(page) == []
         page.set_value("#launch", "no launch file at all")
         page.click("#judge")
         page.wait_for("!!document.querySelector('#verdict [role=alert]')")

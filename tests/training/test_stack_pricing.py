@@ -239,9 +239,9 @@ def test_older_attention_kernels_are_slower() -> None:
     run = small_run(grouped())
     seconds = [
         costs_of(replace(run, attention=name))["block"].forward.attention_s
-        for name in ("flash", "flash2", "flash1")
+        for name in ("flash", "flex", "flash2", "flash1")
     ]
-    assert seconds[0] < seconds[1] < seconds[2]
+    assert seconds[0] < seconds[1] < seconds[2] < seconds[3]
     ampere = replace(run, gpu=gpu("a100-80"))
     newest, second = (
         costs_of(replace(ampere, attention=name))["block"].forward.attention_s

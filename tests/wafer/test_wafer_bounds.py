@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from atoll.base.stopping import never
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Rectangle
+from atoll.hardware.template.stalls import NO_STALLS
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import (
     ALL_CODES,
@@ -40,7 +41,7 @@ from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME
 from oracles.wafer_genes import sample
 from oracles.wafer_mutations import mutate
 
-from .wafer_cases import small_block, small_model, small_wafer
+from .wafer_cases import LOSSES, small_block, small_model, small_wafer
 
 KIB = 1024
 BATCH = 8
@@ -115,8 +116,9 @@ def steps_of(wafer, seed: int, count: int) -> list[float]:
         small_wafer(2, 2),
         small_wafer(2, 4, link_Bps=2e9),
         small_wafer(2, 3, memory_bytes=1200 * KIB),
+        small_wafer(2, 3, stalls=LOSSES),
     ],
-    ids=["roomy", "slow links", "little memory"],
+    ids=["roomy", "slow links", "little memory", "losses"],
 )
 def test_no_mapping_is_faster_than_the_bound(wafer):
     steps = steps_of(wafer, seed=5, count=60)
@@ -148,11 +150,12 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
     streaming=st.booleans(),
     most=st.sampled_from([OPERATORS, COUNTS, EXACT, ALL_CODES]),
     link=st.sampled_from([2e9, 5e10]),
+    stalls=st.sampled_from([NO_STALLS, LOSSES]),
     seed=st.integers(0, 1000),
 )
-def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, seed):
+def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, stalls, seed):
     """Every drawn mapping of a block lies above every point of the curve of its size."""
-    wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB)
+    wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB, stalls=stalls)
     bounds = LayerBounds(planners(wafer, most_codes=1 if most == ALL_CODES else MANY_CODES))
     dies = shape[0] * shape[1]
     while bounds.sharpen(microbatch, dies, most, np.inf, fits=False):

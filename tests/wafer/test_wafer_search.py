@@ -20,6 +20,7 @@ from atoll.cli import app
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
 from atoll.hardware.accelerator import MIB
+from atoll.hardware.template.stalls import NO_STALLS
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import JOBS, WaferQuestion
 from atoll.questions.ask import load_job
@@ -194,6 +195,7 @@ def test_a_search_never_loses_to_its_own_restriction(
 def test_unequal_stages_are_tried_with_every_microbatch_that_may_win():
     """The bound over all microbatches is attained by one group of dies with 16 samples."""
     wafer = replace(load_wafer("default"), rows=1, columns=4, stated_link_Bps=102e9)
+    wafer = replace(wafer, core=replace(wafer.core, stalls=NO_STALLS))
     whole, part = (
         WaferSearch(wafer, "llama2-7b", 16, 4096, microbatches=sizes).run()
         for sizes in ((1, 2, 16), (1,))

@@ -9,9 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
+from atoll.hardware.template.stalls import NO_STALLS, SCRATCHPAD, Stalls
 from atoll.hardware.wafer import DramStack, Wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import WaferBlock
+
+LOSSES = replace(SCRATCHPAD, start_s=2e-8, fill_s=1e-8, mask_rows=4)
+"""What small dies lose: starts are as short as their operators."""
 
 
 def small_wafer(
@@ -20,8 +24,9 @@ def small_wafer(
     link_Bps: float = 50e9,
     memory_bytes: int = 64 * MIB,
     latency_s: float = 1e-8,
+    stalls: Stalls = NO_STALLS,
 ) -> Wafer:
-    core = Accelerator(4, 4, 8, 8, 8, 2 * MIB, 256.0, 1e9, Hbm(1, 1.0))
+    core = Accelerator(4, 4, 8, 8, 8, 2 * MIB, 256.0, 1e9, Hbm(1, 1.0), stalls=stalls)
     return Wafer(
         name="small",
         rows=rows,

@@ -7,6 +7,7 @@ sentence; whatever else goes wrong with an answer is a fault of ours, and stays 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import MISSING, fields
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeV
 from pydantic import Field, JsonValue, TypeAdapter, ValidationError, computed_field
 
 from atoll.base.errors import AtollError, as_path
+from atoll.base.notebook import answer_html
 from atoll.base.registry import import_named
 from atoll.files.atomic_file import atomic_files
 from atoll.files.jsonfile import read_object
@@ -25,11 +27,15 @@ from atoll.files.jsonfile import read_object
 if TYPE_CHECKING:
     import pandas as pd
 
+    from atoll.base.chart import Chart
+
 MOST = 10**15
 Count = Annotated[int, Field(ge=0, le=MOST)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+Summary = tuple[tuple[str, str], ...]
+"""The answer in short as it is printed: lines of (label, text)."""
 
 
 class JsonSerializable:
@@ -177,6 +183,27 @@ class DrawnAnswer(Drawable, Answer):
     __slots__ = ()
 
 
+class TableAnswer(DrawnAnswer):
+    """An answer with a row for each of several runs or figures."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def summary(self) -> list[tuple[str, str]]:
+        """Return it in short, as (label, text)."""
+
+    @abstractmethod
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return the rows for pandas."""
+
+    @abstractmethod
+    def chart(self, figure: str | None = None) -> Chart:
+        """Return one figure of all runs, drawn; by default the first."""
+
+    def _repr_html_(self) -> str:
+        return answer_html(self.summary(), {}) + self.chart().svg
+
+
 class Explanation(Answer):
     """Why an answer is as it is; `print` shows it as `atoll explain` does."""
 
@@ -232,7 +259,7 @@ class DrawableResult(Drawable, AnsweredResult[P]):
         """The folder in which all that was evaluated is kept, where there is one."""
         return None
 
-    def compare(self, *others: DrawableResult[Any]) -> DrawnAnswer:
+    def compare(self, *others: DrawableResult[Any]) -> TableAnswer:
         """Lay it beside others, of any kind, as `atoll compare` does.
 
         Args:
@@ -254,7 +281,7 @@ class DrawableResult(Drawable, AnsweredResult[P]):
         """
         answers = [result.answer for result in (self, *others)]
         names = [f"{answer.kind} {number}" for number, answer in enumerate(answers, 1)]
-        comparison: DrawnAnswer = import_named("atoll.several.comparison:compare_answers")(
+        comparison: TableAnswer = import_named("atoll.several.comparison:compare_answers")(
             names, answers
         )
         return comparison

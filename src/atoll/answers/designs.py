@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Literal, NotRequired
 from pydantic import JsonValue
 from typing_extensions import TypedDict
 
-from atoll.answers.answer import Answer, DrawnAnswer
+from atoll.answers.answer import Answer, TableAnswer
+from atoll.base.chart import Chart, draw
+from atoll.base.errors import AtollError
 from atoll.base.units import format_value
 
 if TYPE_CHECKING:
@@ -170,7 +172,7 @@ class SweptRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAnswer(DrawnAnswer):
+class SweepAnswer(TableAnswer):
     """A question asked for every value of some of its fields."""
 
     kind: Literal["sweep"] = "sweep"
@@ -186,6 +188,34 @@ class SweepAnswer(DrawnAnswer):
         figures = dict.fromkeys(name for row in self.rows for name in row.figures)
         problems = ("problem",) if any(row.problem for row in self.rows) else ()
         return *self.axes, *figures, *problems
+
+    @property
+    def figure(self) -> str:
+        """Name of the figure that charts show: the first one."""
+        return next((name for row in self.rows for name in row.figures), "")
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the sweep in short: its size, the best combination, and why others have no answer.
+
+        Returns:
+            Lines as (label, text).
+
+        Examples:
+            >>> import atoll
+            >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
+            >>> atoll.sweep(asked, devices=[8, 16]).summary()[0]
+            ('Sweep', '2 runs over devices: batch 64, device h100, model gpt2-xl')
+        """
+        answered = [row for row in self.rows if self.figure in row.figures]
+        lines = [("Sweep", f"{len(self.rows)} runs over {', '.join(self.axes)}: {self.given}")]
+        if answered:
+            best = max(answered, key=lambda row: float(str(row.figures[self.figure])))
+            values = ", ".join(f"{name} {format_value(v)}" for name, v in best.asked.items())
+            words = f"{format_value(best.figures[self.figure])} {self.figure} at {values}"
+            lines.append(("Best", words))
+        if problems := [row for row in self.rows if row.problem]:
+            lines.append(("Note", f"{len(problems)} without an answer: {problems[0].problem}"))
+        return lines
 
     def lines(self) -> list[dict[str, JsonValue]]:
         """The rows, flat.
@@ -236,6 +266,36 @@ class SweepAnswer(DrawnAnswer):
 
         return pd.DataFrame(self.lines())
 
+    def chart(self, figure: str | None = None) -> Chart:
+        """One figure of all runs, drawn over the first axis; other axes are lines of their own.
+
+        Args:
+            figure: A column of numbers, for example "step s". Default: the first.
+
+        Returns:
+            The chart, which notebooks show; its `save(path)` writes an SVG file.
+
+        Raises:
+            AtollError: No column of numbers has that name.
+
+        Examples:
+            >>> import atoll
+            >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
+            >>> atoll.sweep(asked, devices=[8, 16]).chart("step s").svg[:4]
+            '<svg'
+        """
+        name = figure or self.figure
+        _check_figure(name, [pair for row in self.rows for pair in row.figures.items()])
+        first, *others = self.axes
+        places = list(dict.fromkeys(format_value(row.asked[first]) for row in self.rows))
+        series: dict[str, list[float | None]] = {}
+        for row in self.rows:
+            words = ", ".join(f"{axis} {format_value(row.asked[axis])}" for axis in others)
+            line = series.setdefault(words, [None] * len(places))
+            line[places.index(format_value(row.asked[first]))] = _number(row.figures.get(name))
+        numbers = all(_number(row.asked[first]) is not None for row in self.rows)
+        return draw(name, first, places, series, bars=not numbers)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
@@ -257,7 +317,7 @@ class ComparedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareAnswer(DrawnAnswer):
+class CompareAnswer(TableAnswer):
     """Runs side by side."""
 
     kind: Literal["compare"] = "compare"
@@ -265,6 +325,26 @@ class CompareAnswer(DrawnAnswer):
     runs: tuple[str, ...]
     asked: tuple[ComparedRow, ...]
     figures: tuple[ComparedRow, ...]
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Return the comparison in short: the runs, what was asked otherwise, the first figure.
+
+        Returns:
+            Lines as (label, text).
+
+        Examples:
+            >>> import atoll
+            >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64)
+            >>> small.compare(large).summary()[1]
+            ('Asked', 'devices: 8 | 16 (2x)')
+        """
+        differing = [row for row in self.asked if row.differs]
+        rows = [("Asked", row) for row in differing] + [
+            ("Figures", row) for row in self.figures[:1]
+        ]
+        lines = [(label, f"{row.name}: {' | '.join(row.cells())}") for label, row in rows]
+        return [("Runs", " | ".join(self.runs)), *lines]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The rows for pandas.
@@ -283,3 +363,39 @@ class CompareAnswer(DrawnAnswer):
 
         rows = {row.name: row.values for row in (*self.asked, *self.figures)}
         return pd.DataFrame.from_dict(rows, orient="index", columns=list(self.runs))
+
+    def chart(self, figure: str | None = None) -> Chart:
+        """One figure of all runs, drawn as bars.
+
+        Args:
+            figure: A row of numbers, for example "step s". Default: the first.
+
+        Returns:
+            The chart, which notebooks show; its `save(path)` writes an SVG file.
+
+        Raises:
+            AtollError: No row of numbers has that name.
+
+        Examples:
+            >>> import atoll
+            >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64)
+            >>> small.compare(large).chart("MFU").svg[:4]
+            '<svg'
+        """
+        rows = {row.name: row.values for row in self.figures}
+        name = figure or next(iter(rows))
+        _check_figure(name, [(n, values[0]) for n, values in rows.items()])
+        return draw(name, "", self.runs, {"": list(map(_number, rows[name]))}, bars=True)
+
+
+def _check_figure(figure: str, figures: Sequence[tuple[str, JsonValue]]) -> None:
+    numbers = dict.fromkeys(name for name, value in figures if _number(value) is not None)
+    if figure not in numbers:
+        raise AtollError(f"figure: no number is called {figure!r}; there are {', '.join(numbers)}")
+
+
+def _number(value: JsonValue) -> float | None:
+    """Return a value as a number, if it is one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from atoll.answers.answer import (
     Explanation,
     Number,
     Positive,
+    Summary,
     build_from,
 )
 from atoll.answers.certificate import LayoutProof
@@ -129,6 +130,14 @@ class Gain:
     score: Amount | None = None
     per_mm2: Number | None = None
     """Score per additional mm2."""
+    power_W: Number | None = None
+    """Additional peak power."""
+    stopped_by: str = ""
+    """The limit that this step breaks, or that it is slower; nothing where it would be better."""
+    capped_GHz: Positive | None = None
+    """The clock at which the step keeps to a limit on power that it breaks."""
+    capped_gain: Number | None = None
+    """Relative change of throughput at that clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +154,7 @@ class RunAnswer(Exportable, DrawnAnswer):
     """A training run under one layout."""
 
     format: Literal[3] = 3
+    summary: Summary = ()
     notes: tuple[str, ...] = ()
     """What to know before the figures are believed."""
     version: str = ""

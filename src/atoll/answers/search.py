@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from atoll.answers.answer import Amount, Count, DrawnAnswer, Explanation, Number, Positive
+from atoll.answers.answer import (
+    Amount,
+    Count,
+    DrawnAnswer,
+    Explanation,
+    Number,
+    Positive,
+    Summary,
+)
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import (
     Degree,
@@ -18,6 +26,7 @@ from atoll.answers.design import (
     SizedChip,
     SlowerChip,
 )
+from atoll.answers.plan import Sensitivity
 from atoll.base.registry import import_named
 from atoll.base.units import FREQUENCY, counted, format_quantity, format_seconds, format_slower
 
@@ -301,6 +310,7 @@ class SearchAnswer(DrawnAnswer):
 
     kind: Literal["search"] = "search"
     format: Literal[1] = 1
+    summary: Summary = ()
     best: DesignAnswer
     throughput_samples_per_s: Positive
     score: Positive
@@ -331,11 +341,17 @@ class SearchAnswer(DrawnAnswer):
     given: str = ""
     """Assumptions in words: network with its bandwidths, clock, process."""
 
-    def explain(self) -> SearchExplanation:
-        """Why this chip: where the time goes, what limits operators, what the runner-up lacks.
+    def explain(self, beside: Sequence[str] = ()) -> SearchExplanation:
+        """Why this chip: where the time goes, what limits it, and what others lack.
+
+        Args:
+            beside: Existing devices to compare with; those of the search unless given.
 
         Returns:
             The reasons as data; printed, they read as those of `atoll explain`.
+
+        Raises:
+            AtollError: A device has an unknown name.
 
         Examples:
             >>> import atoll
@@ -343,9 +359,8 @@ class SearchAnswer(DrawnAnswer):
             >>> result.answer.explain().models[0].model
             'bert-large'
         """
-        explanation: SearchExplanation = import_named(
-            "atoll.explore.answer.explanation:explain_result"
-        )(self)
+        explain_result = import_named("atoll.explore.explain.explanation:explain_result")
+        explanation: SearchExplanation = explain_result(self, tuple(beside) or tuple(self.beside))
         return explanation
 
 
@@ -404,10 +419,51 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedFigure:
+    """A figure of an existing device and of the answer; None where it is not published."""
+
+    name: str
+    unit: str
+    device: Number | None
+    answer: Number | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaterfallBar:
+    """One change on the way from an existing device to the answer."""
+
+    change: str
+    before: str
+    after: str
+    step_time_s: Positive
+    """After this change and all before it, each at its best layout."""
+    added_s: Number
+    """Change of the step time; the bars add up to the difference of the two steps."""
+    layout: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceComparison:
+    """Why not an existing device: figures, time by class, and a waterfall to the answer."""
+
+    step_time_s: Positive | None
+    """None: the job does not fit (`remark`)."""
+    answer_step_time_s: Positive
+    figures: tuple[ComparedFigure, ...]
+    classes_s: Mapping[str, tuple[Number, Number]] = field(default_factory=dict)
+    """Seconds of a step by class, (device, answer); both add up to the steps."""
+    layout: str = ""
+    described: str = ""
+    """The device as a chip of the template."""
+    waterfall: tuple[WaterfallBar, ...] = ()
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchExplanation(Explanation):
     """Why this chip."""
 
-    printer = "atoll.printing.search:print_explanation"
+    printer = "atoll.printing.explanation:print_explanation"
     kind: Literal["search-explanation"] = "search-explanation"
     format: Literal[1] = 1
     best: SizedChip
@@ -416,3 +472,8 @@ class SearchExplanation(Explanation):
     baselines: Mapping[str, Amount | None]
     score: Positive
     runners_up: tuple[Comparison, ...]
+    steps: tuple[Sensitivity, ...] = ()
+    """The next smaller and larger value of each part of the chip."""
+    comparison: Mapping[str, DeviceComparison] = field(default_factory=dict)
+    """By existing device."""
+    notes: tuple[str, ...] = ()

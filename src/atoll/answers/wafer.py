@@ -16,6 +16,7 @@ from atoll.answers.answer import (
     Explanation,
     Number,
     Positive,
+    Summary,
     build_from,
 )
 from atoll.answers.certificate import ArchitectureProof
@@ -323,6 +324,7 @@ class WaferAnswer(DrawnAnswer):
 
     kind: Literal["wafer"] = "wafer"
     format: Literal[1] = 1
+    summary: Summary = ()
     best: BestMapping
     throughput_samples_per_s: Positive
     score: Positive

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 _SUFFIXES = (".py", ".yaml", ".json")
 """Code, and the shipped catalogue and models."""

@@ -28,6 +28,7 @@ def _models(question: ModelsQuestion) -> Any:
 def _explained(question: ExplainQuestion) -> Explanation:
     """Explain the answer of a folder."""
     from atoll.answers.plan import EstimateAnswer
+    from atoll.answers.search import SearchAnswer
     from atoll.answers.wafer import WaferAnswer
     from atoll.report.folder import open_folder
 
@@ -37,13 +38,16 @@ def _explained(question: ExplainQuestion) -> Explanation:
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
-    if question.zigzag is not None:
-        from atoll.answers.search import SearchAnswer
-        from atoll.export.zigzag import write_zigzag
+    if isinstance(answer, SearchAnswer):
+        if question.zigzag is not None:
+            from atoll.export.zigzag import write_zigzag
 
-        if not isinstance(answer, SearchAnswer):
-            raise AtollError(f"{question.folder}: zigzag is for searches of chips, and holds none.")
-        write_zigzag(answer, question.zigzag)
+            write_zigzag(answer, question.zigzag)
+        if not question.ablate:
+            return answer.explain(question.beside)
+    for name, chosen in (("zigzag", question.zigzag), ("beside", question.beside)):
+        if chosen and not isinstance(answer, SearchAnswer):
+            raise AtollError(f"{question.folder}: {name} is for searches of chips, and holds none.")
     if not question.ablate:
         return answer.explain()
     if isinstance(answer, WaferAnswer):
@@ -95,7 +99,7 @@ def _by_kind(answer: Any) -> None:
     _BY_KIND[answer.kind](answer)
 
 
-_PRINTED: dict[str, Callable[[Any], None]] = {
+PRINTED: dict[str, Callable[[Any], None]] = {
     "bench": tables.print_bench,
     "calibrate": _by_kind,
     "env": tables.print_fields,
@@ -106,11 +110,12 @@ _PRINTED: dict[str, Callable[[Any], None]] = {
     "place": search.print_table_plan,
     "validate": _by_kind,
 }
+"""Functions that print an answer, by command."""
 
 
 def _plain(name: str) -> Callable[[Question, bool], None]:
     def run(question: Question, as_json: bool) -> None:
-        answer(ANSWERED[name](question), as_json, _PRINTED[name])
+        answer(ANSWERED[name](question), as_json, PRINTED[name])
 
     return run
 
@@ -126,5 +131,5 @@ def _check(question: CheckQuestion, as_json: bool, explain: bool) -> None:
     answer(ANSWERED["check"](question), as_json, partial(training.print_checked, explain=explain))
 
 
-PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in _PRINTED}
+PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in PRINTED}
 PLAIN |= {"check": _check, "schema": _schema}

@@ -59,6 +59,8 @@ def plan(question: PlanQuestion, as_json: bool, explain: bool, began: float) -> 
                 lambda again: run(job=again, stop=stop, progress=show),
                 None if as_json else shown.print_measured,
             )
+        if isinstance(result, Plan) and (as_json or explain):
+            _ = result.reasons, result.unrestricted  # while Ctrl-C ends with what there is
     printed = shown.print_plan if isinstance(result, Plan) else shown.print_mixed
     answer(result, as_json, partial(printed, explain=explain))
     leave_if_interrupted(stop, question.out)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,11 +245,10 @@ def _tensor_costs(
         if key.operator.on_chip:
             hbm[index] = _attention_bytes(key, configs.outer_budget_bytes)
             core_flops = 2.0 * configs.width * configs.depth * configs.clock_Hz
-            core_s = time_s[index] + tail_flops(key.operator, chips.stalls) / core_flops
-            core_s += drained_bytes(key.operator, chips.stalls) / configs.glb_Bps
-            hbm_s = hbm[index] / configs.hbm_Bps
-            time_s[index] = np.maximum(core_s, hbm_s)
-            time_s[index] += chips.stalls.exposed * np.minimum(core_s, hbm_s)
+            matmuls = key.operator.matmuls
+            core_s = time_s[index] + tail_flops(matmuls, chips.stalls) / core_flops
+            core_s += drained_bytes(matmuls, chips.stalls) / configs.glb_Bps
+            time_s[index] = overlapped_s(core_s, hbm[index] / configs.hbm_Bps, chips.stalls)
     return time_s, hbm, glb, further
 
 
@@ -260,7 +260,9 @@ def product_shapes(key: OperatorKey, stalls: Stalls) -> list[ProductShape]:
             product.m,
             product.n,
             product.k,
-            masked_fraction(key.operator, product, stalls),
+            masked_fraction(product, key.operator.matmuls[0].n, stalls)
+            if key.operator.on_chip
+            else product.fraction,
             0.0 if number else _epilogue_bytes(key),
             key.operator.on_chip,
         )
@@ -268,31 +270,36 @@ def product_shapes(key: OperatorKey, stalls: Stalls) -> list[ProductShape]:
     ]
 
 
-def masked_fraction(operator: Operator, product: Matmul, stalls: Stalls) -> float:
-    """Return the fraction of a product's outputs that is computed; blocks that are partly masked
-    are computed in full."""
-    if not operator.on_chip or product.fraction >= 1.0:
+def overlapped_s(first_s: Any, second_s: Any, stalls: Stalls) -> Any:
+    """Return the time of overlapping work: longer + exposed * shorter."""
+    return np.maximum(first_s, second_s) + stalls.exposed * np.minimum(first_s, second_s)
+
+
+def masked_fraction(product: Matmul, keys: int, stalls: Stalls) -> float:
+    """Return the fraction of the outputs of a product of fused attention over `keys` that is
+    computed; blocks that are partly masked are computed in full."""
+    if product.fraction >= 1.0:
         return product.fraction
-    keys = operator.matmuls[0].n
     return min(1.0, product.fraction + stalls.mask_rows / (2 * keys))
 
 
-def tail_flops(operator: Operator, stalls: Stalls) -> float:
+def tail_flops(matmuls: Sequence[Matmul], stalls: Stalls) -> float:
     """Return the FLOPs of masked attention that one core computes after the others are done."""
-    scores = operator.matmuls[0]
+    scores = matmuls[0]
     if scores.fraction >= 1.0:
         return 0.0
     rows = min(stalls.mask_rows, scores.m)
-    return stalls.tail * rows * operator.flops / (scores.batch * scores.m)
+    flops = sum(product.flops for product in matmuls)
+    return stalls.tail * rows * flops / (scores.batch * scores.m)
 
 
-def drained_bytes(operator: Operator, stalls: Stalls) -> float:
+def drained_bytes(matmuls: Sequence[Matmul], stalls: Stalls) -> float:
     """Return the bytes of partial sums of fused attention that pass the GLB while cores wait. In
     the backward pass, each block of keys writes and reads the gradient of the queries (4 bytes
     each); the gradients of the keys stay in the core.
     """
-    scores = operator.matmuls[0]
-    if len(operator.matmuls) == 2 or not stalls.mask_rows:
+    scores = matmuls[0]
+    if len(matmuls) == 2 or not stalls.mask_rows:
         return 0.0
     blocks = scores.fraction * scores.n / stalls.mask_rows
     return stalls.drained * 8.0 * scores.batch * scores.m * scores.k * blocks

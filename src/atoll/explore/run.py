@@ -109,7 +109,7 @@ def run_search(
 
 def prepare_problem(job: SearchQuestion, devices: Sequence[str], stop: Stop) -> ChipProblem:
     """Prepare a job on all its networks; unknown devices are refused before the search."""
-    runs = _existing_device_runs(job, devices)
+    runs = existing_device_runs(job, devices)
     compile_in_background()
     jobs = network_jobs(job)
     problems: list[ChipProblem] = []
@@ -139,7 +139,7 @@ def _prepare_on_network(
     return ChipProblem(job, space, scope, setting, variants, runs)
 
 
-def _existing_device_runs(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
+def existing_device_runs(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
     """Return runs of the job's (first) model on existing devices with their usual network."""
     model = job.models[0]
     return {

@@ -53,9 +53,7 @@ def spotlight_chip(
         process.observe(int(design), value)
     for _ in range(min(ROUNDS, len(space) - len(first))):
         check_stop(stop)
-        gain = process.expected_improvement()
-        gain[process.observed] = -1.0
-        chosen = int(np.argmax(gain))
+        chosen = process.most_promising()
         process.observe(chosen, _device_log_s(space, np.array([chosen]), single, setting)[0])
     return process.observed[int(np.argmin(process.values))]
 
@@ -101,6 +99,7 @@ class GaussianProcess:
         self._variance = np.ones(len(points))
         # The factor's inverse times the values, and times ones: the values' mean and scale change.
         self._whitened = np.empty((2, most))
+        self._predicted = np.zeros((2, len(points)))  # `_whitened @ _rows`
 
     def observe(self, point: int, value: float) -> None:
         """Add the value at a point, by its number."""
@@ -112,18 +111,33 @@ class GaussianProcess:
         row = (np.exp(-0.5 * distance / points.shape[1]) - column @ rows) / diagonal
         self._rows[count] = row
         self._variance -= row**2
-        self._whitened[:, count] = ([value, 1.0] - self._whitened[:, :count] @ column) / diagonal
+        whitened = ([value, 1.0] - self._whitened[:, :count] @ column) / diagonal
+        self._whitened[:, count] = whitened
+        self._predicted += whitened[:, None] * row
         self.observed.append(point)
         self.values.append(value)
 
-    def expected_improvement(self) -> Floats:
-        """Expected decrease of the standardised value below the least known one, at every point."""
-        values, count = np.array(self.values), len(self.observed)
+    def most_promising(self) -> int:
+        """Return the point with the largest expected decrease of the value below the least one, of
+        points that are not observed.
+
+        With the standardised decrease `z` of the mean, the expected decrease is the deviation times
+        `z P(z) + p(z)`, at most `max(z, 0) + p(z)`: only points above the best by that bound need
+        the error function.
+        """
+        values = np.array(self.values)
         mean, scale = values.mean(), values.std() or 1.0
-        whitened = (self._whitened[0, :count] - mean * self._whitened[1, :count]) / scale
         deviation = np.sqrt(np.maximum(self._variance, 1e-12))
-        better = (values.min() - mean) / scale - whitened @ self._rows[:count]
-        z = better / deviation
-        density = np.exp(-0.5 * z * z) / np.sqrt(2 * np.pi)
-        probability = 0.5 * np.array([erfc(x) for x in (-z / np.sqrt(2)).tolist()])
-        return np.asarray(better * probability + deviation * density)
+        better = (values.min() - mean - (self._predicted[0] - mean * self._predicted[1])) / scale
+        density = deviation * np.exp(-0.5 * (better / deviation) ** 2) / np.sqrt(2 * np.pi)
+        most = np.maximum(better, 0.0) + density
+        most[self.observed] = -1.0
+
+        def expected(points: NDArray[np.int64]) -> Floats:
+            z = better[points] / deviation[points]
+            probability = 0.5 * np.array([erfc(x) for x in (-z / np.sqrt(2)).tolist()])
+            return np.asarray(better[points] * probability + density[points])
+
+        first = np.array([np.argmax(most)])
+        hopeful = np.flatnonzero(most >= expected(first)[0])
+        return int(hopeful[np.argmax(expected(hopeful))])

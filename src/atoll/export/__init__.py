@@ -67,6 +67,7 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         hides_tensor=run.stack.overlap.tensor_products > 0,
         method="lora" if run.adapters else "sft" if run.fine_tuned else "pretrain",
         adapters=run.adapters,
+        attention=run.attention if run.tool.name == find_tool(target).name else "",
         loss_chunks=run.stack.loss_chunks,
         **length,
     )

@@ -90,16 +90,26 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[o
 
 
 def append_csv(
-    path: Path, header: Sequence[str], align: Callable[[Sequence[str]], Mapping[str, str]]
+    path: Path,
+    header: Sequence[str],
+    align: Callable[[Sequence[str]], Mapping[str, str]],
+    needed: Sequence[str] = (),
+    kind: str = "runs",
 ) -> None:
     """Add one line to a table, in place and under an exclusive lock; a new table gets `header`.
 
     `align` returns the cells of the new line for the columns of the table, or refuses the table.
+    A table without the columns `needed` is not one of this `kind` ("runs") and is refused.
     After a refusal or an error the file holds the bytes that it held before.
     """
     with _locked(path) as file:
         content = b"".join(iter(lambda: os.read(file, 2**20), b""))
         columns, lines = _parsed(path, content) if content else (list(header), [])
+        if missing := [name for name in needed if name not in columns]:
+            raise AtollError(
+                f"{path}: not a table of {kind} (no column {', '.join(missing)}), and left as it "
+                "is; give another file"
+            )
         cells = align(columns)
         text = io.StringIO(newline="")
         crlf = b"\r\n" in content or not content

@@ -28,11 +28,21 @@ def read_object(path: Path, where: str = "", foreign: bool = False) -> dict[str,
     return parse_object(read_input_text(path, MOST_BYTES, where), where, foreign)
 
 
-def parse_object(text: str, where: str, foreign: bool = False) -> dict[str, Any]:
-    """Parse a JSON object; `where` names the text in errors."""
+def parse_object(
+    text: str, where: str, foreign: bool = False, unique: bool = False
+) -> dict[str, Any]:
+    """Parse a JSON object; `where` names the text in errors. With `unique`, a field that is given
+    twice is refused.
+    """
     try:
         constant = str if foreign else _refused
-        content = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=constant)
+        content = json.loads(
+            text,
+            parse_int=_integer,
+            parse_float=_finite,
+            parse_constant=constant,
+            object_pairs_hook=_without_duplicates if unique else None,
+        )
     except json.JSONDecodeError as error:
         raise AtollError(
             f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
@@ -53,6 +63,15 @@ def _integer(text: str) -> int:
 def _finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _refused(text[:40])
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"the field {name:.40} is given twice in one object")
+        fields[name] = value
+    return fields
 
 
 def _refused(text: str) -> NoReturn:

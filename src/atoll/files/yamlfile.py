@@ -291,6 +291,7 @@ _EXPECTED = {
     "tuple_type": "a list",
     "dict_type": "a mapping of fields",
     "model_type": "a mapping of fields",
+    "dataclass_type": "a mapping of fields",
     "model_attributes_type": "a mapping of fields",
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",

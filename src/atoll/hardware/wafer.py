@@ -31,7 +31,7 @@ from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.physical.physical_chip import PhysicalChip, columns
 from atoll.hardware.physical.power import power_parts_W
 from atoll.hardware.physical.price import USUAL_PRICES
-from atoll.hardware.silicon.chip import chip_columns
+from atoll.hardware.silicon.chip import chip_columns, chip_stalls
 from atoll.hardware.silicon.physical import PROCESSES_NM
 
 # Die silicon per modelled square millimetre (`hardware.area` is a 22 nm model without control and
@@ -193,6 +193,8 @@ class Wafer:
         c = replace(self.core, clock_Hz=self.efficiency * self.core.clock_Hz)
         if self.sram_memory:
             memory = Hbm(c.glb_bytes, c.glb_bandwidth_Bpc * c.clock_Hz, power_W=0.0)
+            # SRAM has no refreshes and no rows to open.
+            c = replace(c, stalls=replace(chip_stalls(c), hbm=1.0))
         else:
             memory = Hbm(
                 self.stacks * self.stack.capacity_bytes, self.stacks * self.stack.bandwidth_Bps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,7 @@ from atoll.files.yamlfile import (
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Hbm
 from atoll.hardware.catalog import CoresFile, GlbBandwidthFile, entry_names, load_entry
+from atoll.hardware.template.stalls import STALLS
 from atoll.hardware.wafer import DramStack, Wafer
 
 Positive = Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
@@ -38,6 +39,8 @@ class DieFile(CoresFile):
     area: Area | None = None
     unit: Count | None = None
     """Multiply-adds that share their operands, where not the whole array does: they cost power."""
+    kind: Literal["cached", "scratchpad"] = "scratchpad"
+    """What it loses (`hardware.template.stalls`)."""
 
 
 class DramFile(FileModel):
@@ -99,7 +102,13 @@ class WaferFile(FileModel):
         return Wafer(
             rows=self.grid[0],
             columns=self.grid[1],
-            core=die.core(die.sram, die.sram_bandwidth, hbm=Hbm(1, 1.0), name=self.name),
+            core=die.core(
+                die.sram,
+                die.sram_bandwidth,
+                hbm=Hbm(1, 1.0),
+                name=self.name,
+                stalls=STALLS[die.kind],
+            ),
             stacks=dram.pop("stacks"),
             stack=DramStack(**dram) if dram else DramStack(1, 1.0, 0.0, 0.0),
             link_latency_s=link.latency,

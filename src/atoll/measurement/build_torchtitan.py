@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import sys
-import types
+from functools import partial
 from typing import Any
 
 import torch
 
-from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, adamw, pipelined, randomize
+from atoll.measurement.rank_step import (
+    DTYPES,
+    RankStep,
+    accumulated,
+    empty_model,
+    pipelined,
+    randomize,
+)
 from atoll.measurement.runner import RankJob
 
 TITAN_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -23,36 +27,8 @@ RECOMPUTE = {
 """torchtitan's mode and option of activation checkpoints."""
 
 
-class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stand in for packages that torchtitan imports and a step does not need."""
-
-    NAMES = ("datasets", "torchdata", "tensorboard", "torch.utils.tensorboard")
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return a specification for the packages that are stood in for."""
-        if name.split(".")[0] in self.NAMES or name in self.NAMES:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def create_module(self, spec: Any) -> types.ModuleType:
-        """Return a module whose every attribute is an empty class."""
-
-        class Empty(types.ModuleType):
-            def __getattr__(self, name: str) -> Any:
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                return type(name, (), {})
-
-        return Empty(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Leave the module empty."""
-
-
 def build(job: RankJob, device: str) -> RankStep:
     """Build one rank of a torchtitan layout with the tool's functions."""
-    if not any(isinstance(finder, MissingPackages) for finder in sys.meta_path):
-        sys.meta_path.append(MissingPackages())
     from torchtitan.components.loss import build_cross_entropy_loss
     from torchtitan.distributed import ParallelDims, parallel_dims
     from torchtitan.distributed import utils as titan_utils
@@ -68,46 +44,34 @@ def build(job: RankJob, device: str) -> RankStep:
     model = _model(job, settings)
     parallelize_llama(model, dims, settings)
     model.to_empty(device=device)
-    with torch.no_grad():
-        randomize(model)
-        with torch.device(device):
-            model.freqs_cis = model._precompute_freqs_cis()
+    randomize(model)
+    with torch.device(device):
+        model.freqs_cis = model._precompute_freqs_cis()
     model.train()
-    trained = list(model.parameters())
     entropy = build_cross_entropy_loss(settings)
-    hidden, vocabulary = job.config["hidden_size"], job.config["vocab_size"]
-    ids = torch.randint(0, vocabulary, (job.microbatch, job.sequence), device=device)
+    shape = job.microbatch, job.sequence
+    ids = torch.randint(0, job.config["vocab_size"], shape, device=device)
     tokens = job.microbatch * job.sequence
     cast = titan_utils.maybe_enable_amp(dims, settings.training.mixed_precision_param, device)
-
-    def loss() -> Any:
-        with cast:
-            return entropy(model(ids), ids) / tokens
 
     def inputs() -> Any:
         if job.stage == 0:
             return ids
-        shape = (job.microbatch, job.sequence // job.tp, hidden)
+        shape = job.microbatch, job.sequence // job.tp, job.config["hidden_size"]
         return torch.randn(shape, device=device, dtype=DTYPES[job.compute]).requires_grad_()
 
     def stage(given: Any) -> Any:
         out = model(given)
         return entropy(out, ids) / tokens if job.last else out
 
-    def clip() -> None:
-        titan_utils.clip_grad_norm_(trained, 1.0, foreach=True)
+    def loss() -> Any:
+        with cast:
+            return stage(ids)
 
-    passes = accumulated(model, job, loss)
-    if job.pp > 1:
-        passes = pipelined(model, job, stage, inputs)
-    return RankStep(
-        model,
-        passes,
-        adamw(trained),
-        clip if job.clip else None,
-        titan_utils.get_train_context(job.tp > 1),
-        trained,
-    )
+    piped = job.pp > 1
+    passes = pipelined(model, job, stage, inputs) if piped else accumulated(model, job, loss)
+    clip = partial(titan_utils.clip_grad_norm_, foreach=True) if job.clip else None
+    return RankStep(model, passes, clip, titan_utils.get_train_context(job.tp > 1))
 
 
 def _settings(job: RankJob) -> Any:
@@ -142,10 +106,8 @@ def _model(job: RankJob, settings: Any) -> Any:
         ffn_dim_multiplier=multiplier * 0.999, multiple_of=256, rope_theta=500000,
     )  # fmt: skip
     arguments.update_from_config(settings)
-    torch.set_default_dtype(DTYPES[job.weights])
-    with torch.device("meta"):
+    with empty_model(job):
         model: Any = Transformer(arguments)
-    torch.set_default_dtype(torch.float32)
     if job.blocks is not None:
         first, stop = job.blocks
         for name in list(model.layers):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, adamw, randomize
+from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, empty_model, randomize
 from atoll.measurement.runner import RankJob
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
@@ -30,58 +33,44 @@ def build(job: RankJob, device: str) -> RankStep:
         raise ValueError(f"Hugging Face has no recomputation {job.recompute!r}; use none or full")
     mesh = _mesh(job, device)
     if job.tp > 1:
-        from torch.distributed.tensor.parallel import parallelize_module
-
         parallelize_module(model, mesh["tp"], _tensor_plan())
     if job.fsdp > 1:
         _shard(model, base, mesh, job)
     model.to_empty(device=device)
     randomize(model)
     _restore_buffers(base, device)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    called = _replicated(model, mesh, device) if job.fsdp == 1 and job.replicate > 1 else model
+    called = model
+    if job.fsdp == 1 and job.replicate > 1:
+        group, numbers = mesh["replicate"].get_group(), [0] if device == "cuda" else None
+        parallel = torch.nn.parallel.DistributedDataParallel
+        called = parallel(model, device_ids=numbers, process_group=group)
     if job.compiled:
-        for block in blocks(base):
+        for block in _blocks(base):
             block.compile()
     vocabulary = int(job.config["vocab_size"])
     ids = torch.randint(5, vocabulary, (job.microbatch, job.sequence), device=device)
-    plain = job.fsdp > 1 or job.weights == "bf16"
+    mixed = job.fsdp == 1 and job.weights != "bf16"
 
     def loss() -> Any:
-        cast = contextlib.nullcontext() if plain else torch.autocast(device, dtype=torch.bfloat16)
-        with cast:
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
             return called(input_ids=ids, labels=ids, use_cache=False).loss
 
-    def clip() -> None:
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-
-    return RankStep(
-        model,
-        accumulated(called, job, loss),
-        adamw(trained),
-        clip if job.clip else None,
-        trained=trained,
-    )
+    clip = torch.nn.utils.clip_grad_norm_ if job.clip else None
+    return RankStep(model, accumulated(called, job, loss), clip)
 
 
 def _model(job: RankJob) -> Any:
     """Return the model without storage."""
     import transformers
 
-    config = {name: value for name, value in job.config.items() if name != "name_or_path"}
-    kind = config.pop("model_type")
-    settings = transformers.AutoConfig.for_model(kind, **config)
+    config = dict(job.config)
+    settings = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
     if "num_experts_per_tok" in config:
         settings._experts_implementation = "grouped_mm"
-    weights = DTYPES[job.weights]
-    torch.set_default_dtype(weights)
-    try:
-        with torch.device("meta"):
-            return transformers.AutoModelForCausalLM.from_config(
-                settings, attn_implementation="sdpa", dtype=weights
-            )
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with empty_model(job) as dtype:
+        return transformers.AutoModelForCausalLM.from_config(
+            settings, attn_implementation="sdpa", dtype=dtype
+        )
 
 
 def _with_adapters(base: Any, job: RankJob) -> Any:
@@ -98,8 +87,6 @@ def _with_adapters(base: Any, job: RankJob) -> Any:
 
 def _mesh(job: RankJob, device: str) -> Any:
     """Return the mesh of the degrees above one, the slowest first; None for one device."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     degrees = {"replicate": job.replicate, "shard": job.fsdp, "tp": job.tp}
     sizes = {name: size for name, size in degrees.items() if size > 1}
     if not sizes:
@@ -109,9 +96,6 @@ def _mesh(job: RankJob, device: str) -> Any:
 
 def _tensor_plan() -> dict[str, Any]:
     """Return the tensor-parallel plan of Llama-like models."""
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
-
     plan: dict[str, Any] = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
     plan |= {f"model.layers.*.{name}": ColwiseParallel() for name in COLUMNS}
     return plan | {f"model.layers.*.{name}": RowwiseParallel() for name in ROWS}
@@ -119,35 +103,19 @@ def _tensor_plan() -> dict[str, Any]:
 
 def _shard(model: Any, base: Any, mesh: Any, job: RankJob) -> None:
     """Divide every block, then what is left, as accelerate does."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     options: dict[str, Any] = {
         "mesh": mesh["replicate", "shard"] if job.replicate > 1 else mesh["shard"],
-        "mp_policy": MixedPrecisionPolicy(
-            param_dtype=DTYPES[job.compute], reduce_dtype=DTYPES[job.reduce]
-        ),
+        "mp_policy": MixedPrecisionPolicy(DTYPES[job.compute], DTYPES[job.reduce]),
         "reshard_after_forward": job.reshard,
     }
-    for block in blocks(base):
-        fully_shard(block, **options)
-    fully_shard(model, **options)
+    for part in (*_blocks(base), model):
+        fully_shard(part, **options)
 
 
-def _replicated(model: Any, mesh: Any, device: str) -> Any:
-    return torch.nn.parallel.DistributedDataParallel(
-        model,
-        device_ids=[0] if device == "cuda" else None,
-        process_group=mesh["replicate"].get_group(),
-    )
-
-
-def blocks(model: Any) -> list[Any]:
-    """Return the blocks of a model: the elements of its longest list of modules."""
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
-    kinds = {type(m[0]) for m in lists}
-    firsts = [next(m for m in lists if type(m[0]) is kind) for kind in kinds]
-    layers = int(getattr(model.config, "num_hidden_layers", 0))
-    return list(next(m for m in firsts if len(m) == layers))
+def _blocks(model: Any) -> list[Any]:
+    """Return the blocks of a model: its first list of as many modules as it has layers."""
+    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+    return list(next(m for m in lists if len(m) == model.config.num_hidden_layers))
 
 
 def _restore_buffers(model: Any, device: str) -> None:

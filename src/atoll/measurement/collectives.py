@@ -7,9 +7,13 @@ else uses) copies this rank's part; `rows.STAND_IN` matches it in a profile.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+
+PENDING: list[torch.Tensor] = []
+"""Input of the functional collective that runs now."""
 
 
 def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
@@ -20,19 +24,9 @@ def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
         rows.copy_(part)
 
 
-class Pending:
-    """Input of the functional collective that runs now."""
-
-    tensor: torch.Tensor | None = None
-    patched = False
-
-
+@functools.cache
 def patch_collectives() -> None:
     """Let gathers and scatters return this rank's part, by one kernel each."""
-    Pending.tensor = None  # a job that failed inside a collective leaves its input
-    if Pending.patched:
-        return
-    Pending.patched = True
     _patch_fully_sharded()
     _patch_functional()
     _patch_replicated()
@@ -42,19 +36,10 @@ def _patch_fully_sharded() -> None:
     """Replace the gathers and scatters of FSDP2."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as sharded
 
-    def gather(
-        self: Any, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False
-    ) -> None:
+    def gather(self: Any, output_tensor: Any, input_tensor: Any, group: Any, **_: Any) -> None:
         copy_into(output_tensor.view(group.size(), -1), input_tensor.clone().view(-1))
 
-    def scatter(
-        self: Any,
-        output_tensor: Any,
-        input_tensor: Any,
-        group: Any,
-        op: Any,
-        async_op: bool = False,
-    ) -> None:
+    def scatter(self: Any, output_tensor: Any, input_tensor: Any, group: Any, **_: Any) -> None:
         copy_into(output_tensor.view(-1), input_tensor.view(group.size(), -1)[0])
 
     sharded.DefaultAllGather.__call__ = gather
@@ -66,27 +51,25 @@ def _patch_functional() -> None:
     from torch.distributed import _functional_collectives as functional
 
     wrap = functional._maybe_wrap_tensor
-    gather_tensor, scatter_tensor = functional.all_gather_tensor, functional.reduce_scatter_tensor
+    gather, scatter = functional.all_gather_tensor, functional.reduce_scatter_tensor
 
     def wrapped(tensor: torch.Tensor) -> Any:
-        source, Pending.tensor = Pending.tensor, None
-        if source is not None:
+        if PENDING:
+            source = PENDING.pop()
             # A collective's output counts as new: checkpoints refuse cached tensors that changed.
             with torch.autograd._unsafe_preserve_version_counter(tensor):
                 copy_into(tensor.view(-1, *source.shape), source)
         return wrap(tensor)
 
-    def gathered(self: torch.Tensor, gather_dim: int, group: Any, tag: str = "") -> Any:
-        Pending.tensor = self
-        return gather_tensor(self, gather_dim, group, tag)
+    def gathered(self: Any, gather_dim: int, group: Any, tag: str = "") -> Any:
+        PENDING.append(self)
+        return gather(self, gather_dim, group, tag)
 
-    def scattered(
-        self: torch.Tensor, reduceOp: str, scatter_dim: int, group: Any, tag: str = ""
-    ) -> Any:
+    def scattered(self: Any, reduceOp: str, scatter_dim: int, group: Any, tag: str = "") -> Any:
         name = functional._resolve_group_name(group, tag)
         size = functional.c10d._get_group_size_by_name(name)
-        Pending.tensor = self.narrow(scatter_dim, 0, self.size(scatter_dim) // size)
-        return scatter_tensor(self, reduceOp, scatter_dim, group, tag)
+        PENDING.append(self.narrow(scatter_dim, 0, self.size(scatter_dim) // size))
+        return scatter(self, reduceOp, scatter_dim, group, tag)
 
     functional._maybe_wrap_tensor = wrapped
     functional.all_gather_tensor = gathered

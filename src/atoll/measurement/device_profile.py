@@ -29,14 +29,13 @@ def profile_device(path: Path, device: str) -> CalibrationAnswer:
     table = path.with_suffix(".operators.csv")
     words = [sys.executable, "-m", "atoll.measurement.operators", str(table)]
     try:
-        child = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        child = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     except subprocess.TimeoutExpired:
-        raise AtollError(f"the operators took more than {LIMIT_S:.0f} s; is the GPU in use?") from (
-            None
-        )
-    if child.returncode:
-        reason = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise AtollError(f"the operators could not be timed: {reason}")
+        why = f"the operators took more than {LIMIT_S:.0f} s; is the GPU in use?"
+        raise AtollError(why) from None
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        raise AtollError(f"the operators could not be timed: {reason}") from None
     return write_profile(path, table, json.loads(child.stdout.splitlines()[-1]), device)
 
 
@@ -56,24 +55,20 @@ def write_profile(
         "calibration": calibration.name,
     }
     lines = [
-        f"{key}: {_with_unit(name, written[name])}"
+        f"{key}: {_with_unit(name, written[name])}\n"
         for key, name in field_by_key(GpuFile).items()
         if written[name] is not None
     ]
     with atomic_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
-        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        part.write_text("".join(lines), encoding="utf-8")
     load_gpu(path)
     return replace(answer, out=str(path))
 
 
 def _measured_gpu(gpu: Gpu, table: Path, figures: Mapping[str, Any]) -> Gpu:
     """Return a device with what was measured instead of what is published."""
-    rates = [
-        2 * size["m"] * size["n"] * size["k"] / row.measured_s
-        for row in read_operators(table)
-        if row.kind == "gemm"
-        for size in (dict(row.sizes),)
-    ]
+    products = [row for row in read_operators(table) if row.kind == "gemm"]
+    rates = [2 * r.size("m") * r.size("n") * r.size("k") / r.measured_s for r in products]
     return replace(
         gpu,
         hbm_bytes=int(figures["hbm_bytes"]),

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.measurement.runner import RankJob
 from atoll.step.layout import FULL_BLOCKS
+from atoll.tools.hugging_face import model_config_json
 from atoll.training.estimate import Estimate
-from atoll.workload.load import read_json, zoo_entry, zoo_names
 
 TOOLS = ("torchtitan", "transformers")
-RECOMPUTE = {"none": "none", "full": "full", "alternate": "alternate"}
+RECOMPUTE = ("none", "full", "alternate")
 
 
 def rank_jobs(estimate: Estimate, ranks: Sequence[str]) -> list[RankJob]:
@@ -26,11 +24,14 @@ def rank_jobs(estimate: Estimate, ranks: Sequence[str]) -> list[RankJob]:
     weights = "fp32" if run.states.name == "fp32" else "bf16"
     adapted = [f"{name}_proj" for name in run.adapters.targets] if run.adapters else []
     words = str(layout).replace(" ", "-")
+    config = model_config_json(run.model, run.sequence)
+    if config is None:
+        raise AtollError(f"model: {run.model.name} has no equal among Hugging Face models")
     return [
         RankJob(
             id=f"{run.model.name}-{run.devices}x{run.gpu.name}-{words}-stage{stage}",
             tool=run.tool.name,
-            config=_configuration(estimate),
+            config=config,
             rank=stage * (layout.devices // layout.pp),
             tp=layout.tp,
             fsdp=layout.dp // replicas,
@@ -41,7 +42,7 @@ def rank_jobs(estimate: Estimate, ranks: Sequence[str]) -> list[RankJob]:
             microbatch=layout.microbatch,
             sequence=run.sequence,
             microbatches=layout.microbatches(run.global_batch),
-            recompute=RECOMPUTE.get(layout.recompute, "every-second-block"),
+            recompute=layout.recompute if layout.recompute in RECOMPUTE else "every-second-block",
             weights=weights,
             reduce=weights,
             reshard=layout.zero == 3 or layout.pp > 1,
@@ -88,20 +89,3 @@ def _blocks(estimate: Estimate, stage: int) -> tuple[int, int] | None:
         raise AtollError(f"blocks: {layers} do not divide into {layout.pp} stages; add --blocks")
     sizes = sizes or (layers // layout.pp,) * layout.pp
     return sum(sizes[:stage]), sum(sizes[: stage + 1])
-
-
-def _configuration(estimate: Estimate) -> dict[str, Any]:
-    """Return the model's Hugging Face configuration, from the zoo or its file."""
-    run = estimate.run
-    name, given = run.model.name, run.question.model if run.question else ""
-    if name in zoo_names():
-        config = zoo_entry(name)
-    elif given and Path(given).exists():
-        config = read_json(Path(given))
-    else:
-        raise AtollError(f"model: {name} has no configuration here; give a zoo name or config.json")
-    config.pop("atoll", None)
-    longest = int(config.get("max_position_embeddings", run.sequence))
-    if run.model.positions == "rotary":
-        config["max_position_embeddings"] = max(longest, run.sequence)
-    return config

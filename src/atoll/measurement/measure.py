@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from atoll.calibration.site import calibrate_site
 from atoll.measurement.device_profile import profile_device
 from atoll.measurement.jobs import rank_jobs
 from atoll.measurement.rows import append_row, rank_row
-from atoll.measurement.runner import MEASURED, Limits, RankJob, Record, command, run_jobs
+from atoll.measurement.runner import MEASURED, RankJob, Record, command, run_jobs
 from atoll.questions import LayoutQuestion, PlanQuestion, Question
 from atoll.questions.verbs import MeasureQuestion
 from atoll.training.estimate import Estimate, estimate
@@ -31,7 +31,7 @@ from atoll.training.request import layout_from_question, run_from_question
 from atoll.validation.tables import RunRow, with_run
 from atoll.validation.validate import predict
 
-Runner = Callable[[Sequence[RankJob], str, Limits], Iterator[Record]]
+Runner = Callable[[Sequence[RankJob], str, float], Iterator[Record]]
 JOBS_FILE = "jobs.jsonl"
 MOST_ROUNDS = 4
 SITE = Path("measured-site.yaml")
@@ -39,66 +39,40 @@ SITE = Path("measured-site.yaml")
 Show = Callable[[MeasureAnswer], None]
 
 
-@dataclass(frozen=True)
-class RankSettings:
-    """Which ranks are measured, where, and the table that gets their rows."""
-
-    device: str
-    ranks: tuple[str, ...] = ("first", "last", "fullest")
-    backend: str = "cuda"
-    limit_s: float = 600.0
-    append: Path = Path("measured.csv")
-    dry_run: bool = False
-
-
 def measure(
     question: MeasureQuestion, runner: Runner = run_jobs
 ) -> MeasureAnswer | CalibrationAnswer:
     """Measure ranks of a layout, or the operators of the device with `device_profile`."""
     if question.device_profile is not None:
-        check_device("cuda")
+        _check_device("cuda", "torch")
         return profile_device(question.device_profile, question.device)
     run = run_from_question(question)
-    settings = RankSettings(
-        question.device,
-        question.ranks,
-        question.backend,
-        question.limit,
-        question.append,
-        question.dry_run,
-    )
-    return measure_layout(estimate(run, layout_from_question(run, question)), settings, runner)
+    return measure_layout(estimate(run, layout_from_question(run, question)), question, runner)
 
 
 def measure_layout(
-    priced: Estimate, settings: RankSettings, runner: Runner = run_jobs
+    priced: Estimate, settings: MeasureQuestion, runner: Runner = run_jobs
 ) -> MeasureAnswer:
     """Run the ranks of an estimated layout and append a row for each one that has a result."""
     jobs = rank_jobs(priced, settings.ranks)
+    answer = MeasureAnswer(layout=str(priced.layout), ranks=(), rows=str(settings.append))
     if settings.dry_run:
-        words = command(Path(JOBS_FILE), settings.backend)
-        return MeasureAnswer(
-            layout=str(priced.layout),
-            ranks=(),
-            rows=str(settings.append),
-            commands=(shlex.join(words),),
-            jobs=tuple(job.to_dict() for job in jobs),
-        )
+        words = shlex.join(command(Path(JOBS_FILE), settings.backend))
+        return replace(answer, commands=(words,), jobs=tuple(job.to_dict() for job in jobs))
     if runner is run_jobs:
-        check_device(settings.backend)
-        _check_tool(priced.run.tool.name)
-    job_by_id = {job.id: job for job in jobs}
-    ranks = []
-    for record in runner(jobs, settings.backend, Limits(settings.limit_s)):
-        job = job_by_id[record["id"]]
-        ranks.append(_measured_rank(job, record, settings))
-    return MeasureAnswer(layout=str(priced.layout), ranks=tuple(ranks), rows=str(settings.append))
+        _check_device(settings.backend, "torch", priced.run.tool.name)
+    records = runner(jobs, settings.backend, settings.limit)
+    ranks = (_measured_rank(*pair, settings) for pair in zip(jobs, records, strict=False))
+    return replace(answer, ranks=tuple(ranks))
 
 
-def check_device(backend: str) -> None:
-    """Refuse to measure without PyTorch or, on CUDA, without a GPU."""
-    if importlib.util.find_spec("torch") is None:
-        raise AtollError("measure needs PyTorch, which is not installed; --dry-run shows the jobs")
+def _check_device(backend: str, *packages: str) -> None:
+    """Refuse to measure without PyTorch and the tool or, on CUDA, without a GPU."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise AtollError(
+                f"measure needs {name}, which is not installed; --dry-run shows the jobs"
+            )
     code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
     if backend == "cuda" and subprocess.run([sys.executable, "-c", code], check=False).returncode:
         raise AtollError(
@@ -107,33 +81,26 @@ def check_device(backend: str) -> None:
         )
 
 
-def _check_tool(tool: str) -> None:
-    if importlib.util.find_spec(tool) is None:
-        raise AtollError(f"measure needs {tool}, which is not installed; --dry-run shows the jobs")
-
-
-def _measured_rank(job: RankJob, record: Record, settings: RankSettings) -> MeasuredRank:
+def _measured_rank(job: RankJob, record: Record, settings: MeasureQuestion) -> MeasuredRank:
     """Append the row of a result, and return it with the prediction of what was run."""
-    if record["outcome"] not in MEASURED:
-        return MeasuredRank(id=job.id, stage=job.stage, rank=job.rank,
-                            outcome=record["outcome"], error=record.get("error", ""))  # fmt: skip
+    rank = MeasuredRank(id=job.id, stage=job.stage, rank=job.rank, outcome=record["outcome"],
+                        error=record.get("error", ""))  # fmt: skip
+    if rank.outcome not in MEASURED:
+        return rank
     row = rank_row(job, record)
     append_row(settings.append, row)
     cells = {name: str(value) for name, value in row.items()}
     (prediction,) = predict([with_run(RunRow(1, cells), str(settings.append), settings.device)])
     predicted = prediction.predicted
-    return MeasuredRank(
-        id=job.id,
-        stage=job.stage,
-        rank=job.rank,
-        outcome=record["outcome"],
-        step_time_s=row["step_ms"] / 1e3 if record["outcome"] == "ok" else None,
+    return replace(
+        rank,
+        step_time_s=row["step_ms"] / 1e3 if rank.outcome == "ok" else None,
         predicted_step_time_s=predicted.time_s if predicted else None,
         allocated_bytes=record.get("peak_bytes"),
         predicted_allocated_bytes=predicted.peak_bytes if predicted else None,
         reserved_bytes=record.get("reserved_bytes"),
         predicted_reserved_bytes=predicted.reserved_bytes if predicted else None,
-        error=record.get("error", prediction.reason),
+        error=rank.error or prediction.reason,
     )
 
 
@@ -160,7 +127,7 @@ def plan_measured(
     """Plan, measure the best layouts that can run here, fit a site to all rows, and plan again at
     that site until the best layout is one that was measured.
     """
-    settings = RankSettings(str(question.device))
+    settings = MeasureQuestion.model_construct(device=str(question.device))
     once = question.model_copy(update={"measure": None})
     measured: set[str] = set()
     plan = planner(once)
@@ -179,7 +146,7 @@ def plan_measured(
 
 
 def _measure_all(
-    layouts: Sequence[Estimate], settings: RankSettings, show: Show | None, runner: Runner
+    layouts: Sequence[Estimate], settings: MeasureQuestion, show: Show | None, runner: Runner
 ) -> None:
     """Measure layouts; refuse if none of them gives a result."""
     reasons: list[str] = []

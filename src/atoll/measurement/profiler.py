@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-Mark = Callable[[str], None]
+Mark = Callable[[str], object]
 Step = Callable[[Mark], Any]
 """A training step, which tells `mark` where its phases begin; the last mark is its end."""
+CLOCK_SM = 1
+"""Clock of the multiprocessors, as NVML counts clocks."""
 
 
 class StepTimes(NamedTuple):
@@ -26,49 +28,45 @@ class StepTimes(NamedTuple):
     phases_ms: dict[str, float]
 
 
-def synchronize(device: str = "cuda") -> None:
+def timed_steps(
+    step: Step, repeats: int, device: str = "cuda", after: Callable[[], None] | None = None
+) -> StepTimes:
+    """Time single steps; `after` runs when a step is launched and has not ended."""
+    phases, host = zip(*(_phases_ms(step, device, after) for _ in range(repeats)), strict=True)
+    medians = {name: statistics.median(step_[name] for step_ in phases) for name in phases[0]}
+    return StepTimes([sum(step_.values()) for step_ in phases], list(host), medians)
+
+
+def _phases_ms(
+    step: Step, device: str, after: Callable[[], None] | None
+) -> tuple[dict[str, float], float]:
+    """Return the milliseconds of the phases of a step, and those until the host launched it."""
+    marks: list[tuple[str, Any]] = []
+
+    def mark(name: str) -> None:
+        instant: Any = time.perf_counter()
+        if device == "cuda":
+            instant = torch.cuda.Event(enable_timing=True)
+            instant.record()
+        marks.append((name, instant))
+
+    synchronize(device)
+    start = time.perf_counter()
+    step(mark)
+    host_ms = (time.perf_counter() - start) * 1e3
+    if after is not None:
+        after()
+    synchronize(device)
+    phases: dict[str, float] = defaultdict(float)
+    for (name, begin), (_, end) in pairwise(marks):
+        phases[name] += begin.elapsed_time(end) if device == "cuda" else (end - begin) * 1e3
+    return phases, host_ms
+
+
+def synchronize(device: str) -> None:
     """Wait for the device, if it is one."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def timed_steps(
-    step: Step, repeats: int, device: str = "cuda", after: Step | None = None
-) -> StepTimes:
-    """Time single steps; `after` runs when a step is launched and has not ended."""
-    times, host = [], []
-    phases: dict[str, list[float]] = defaultdict(list)
-    for _ in range(repeats):
-        marks: list[tuple[str, Any]] = []
-
-        def mark(name: str, marks: list[tuple[str, Any]] = marks) -> None:
-            if device != "cuda":
-                marks.append((name, time.perf_counter()))
-                return
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            marks.append((name, event))
-
-        synchronize(device)
-        start = time.perf_counter()
-        step(mark)
-        host.append((time.perf_counter() - start) * 1e3)
-        if after is not None:
-            after(mark)
-        synchronize(device)
-        times.append(_elapsed_ms(marks[0][1], marks[-1][1]))
-        sums: dict[str, float] = defaultdict(float)
-        for (name, begin), (_, end) in pairwise(marks):
-            sums[name] += _elapsed_ms(begin, end)
-        for name, value in sums.items():
-            phases[name].append(value)
-    return StepTimes(times, host, {name: statistics.median(v) for name, v in phases.items()})
-
-
-def _elapsed_ms(begin: Any, end: Any) -> float:
-    if isinstance(begin, float):
-        return float((end - begin) * 1e3)
-    return float(begin.elapsed_time(end))
 
 
 def profiled_kernels(step: Step) -> dict[str, dict[str, tuple[float, int]]]:
@@ -102,32 +100,14 @@ def profiled_kernels(step: Step) -> dict[str, dict[str, tuple[float, int]]]:
     return dict(kernels)
 
 
-class Nvml:
-    """NVIDIA's management library and the first device; raises where it is not installed."""
-
-    def __init__(self) -> None:
-        self.library: Any = importlib.import_module("pynvml")
-        self.library.nvmlInit()
-        self.device = self.library.nvmlDeviceGetHandleByIndex(0)
-
-    def joules(self) -> float:
-        """Return the energy that the device has taken so far."""
-        return float(self.library.nvmlDeviceGetTotalEnergyConsumption(self.device) / 1e3)
-
-    def clock_MHz(self) -> float:
-        """Return the clock of its multiprocessors."""
-        return float(self.library.nvmlDeviceGetClockInfo(self.device, self.library.NVML_CLOCK_SM))
-
-    def driver(self) -> str:
-        """Return the driver's version."""
-        return str(self.library.nvmlSystemGetDriverVersion())
-
-
-def nvml() -> Nvml | None:
-    """Return the management library where it is there and reports energy."""
+def nvml(figure: str, *more: int) -> Any:
+    """Return a figure of the first GPU by its name in NVIDIA's management library; None without
+    the library, or if the device does not report it.
+    """
     try:
-        library = Nvml()
-        library.joules()
+        library = importlib.import_module("pynvml")
+        library.nvmlInit()
+        device = [library.nvmlDeviceGetHandleByIndex(0)] if figure.startswith("Device") else []
+        return getattr(library, f"nvml{figure}")(*device, *more)
     except Exception:
         return None
-    return library

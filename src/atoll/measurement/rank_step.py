@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,30 +14,30 @@ from atoll.measurement.runner import RankJob
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-def ignore(_: str) -> None:
-    """Ignore a phase mark."""
-
-
-@dataclass
 class RankStep:
-    """A parallel model with its optimizer; `step` tells `mark` where phases begin."""
+    """A parallel model with its optimizer. `passes` runs all microbatches forward and backward and
+    returns the last loss, if there is one.
+    """
 
-    model: Any
-    passes: Callable[[Mark], Any]
-    """Runs all microbatches forward and backward and returns the last loss, if there is one."""
-    optimizer: Any
-    clip: Callable[[], None] | None = None
-    context: Callable[[], Any] = contextlib.nullcontext
-    trained: list[Any] = field(default_factory=list)
-    last_loss: Any = None
+    def __init__(
+        self,
+        model: Any,
+        passes: Callable[[Mark], Any],
+        clip: Callable[[list[Any], float], Any] | None,
+        context: Callable[[], Any] = contextlib.nullcontext,
+    ) -> None:
+        self.model, self.passes, self.clip, self.context = model, passes, clip, context
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = adamw(self.trained)
+        self.last_loss: Any = None
 
-    def step(self, mark: Mark = ignore) -> None:
-        """Run one training step."""
+    def step(self, mark: Mark = str) -> None:
+        """Run one training step; tell `mark` where its phases begin."""
         with self.context():
             self.last_loss = self.passes(mark)
         mark("clip")
         if self.clip is not None:
-            self.clip()
+            self.clip(self.trained, 1.0)
         mark("optimizer")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -56,6 +55,17 @@ def randomize(model: Any) -> None:
         for parameter in model.parameters():
             data = local_part(parameter)
             data.normal_(0.0, 0.02) if parameter.dim() > 1 else data.fill_(1.0)
+
+
+@contextlib.contextmanager
+def empty_model(job: RankJob) -> Iterator[torch.dtype]:
+    """Build a model of the job's dtype without storage; yield that dtype."""
+    torch.set_default_dtype(DTYPES[job.weights])
+    try:
+        with torch.device("meta"):
+            yield DTYPES[job.weights]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def adamw(parameters: list[Any]) -> Any:

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.base.errors import AtollError
 from atoll.files.csvfile import append_csv
 from atoll.measurement.runner import RankJob
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
@@ -57,26 +56,25 @@ def rank_row(job: RankJob, record: Record) -> dict[str, Any]:
 
 def _model_cells(job: RankJob) -> dict[str, Any]:
     model = config_from_hf(job.config, job.id)
-    return {
-        "family": model.family,
-        "config": json.dumps(job.config),
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "kv_heads": model.kv_heads,
-        "head_dim": model.head_dim,
-        "ffn": model.ffn,
-        "vocab": model.vocab,
-        "experts": model.experts,
-        "top_k": model.experts_per_token,
-    }
+    names = (
+        "family",
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn",
+        "vocab",
+        "experts",
+    )
+    cells = {name: getattr(model, name) for name in names}
+    return cells | {"config": json.dumps(job.config), "top_k": model.experts_per_token}
 
 
 def _layout_cells(job: RankJob) -> dict[str, Any]:
     names = ("rank", "tp", "fsdp", "replicate", "pp", "microbatches", "weights", "compute",
              "reduce", "recompute", "lora_rank", "tool", "world")  # fmt: skip
-    cells = {name: getattr(job, name) for name in names}
-    return cells | {
+    return {name: getattr(job, name) for name in names} | {
         "mode": _mode(job),
         "pp_rank": job.stage,
         "mbs": job.microbatch,
@@ -126,26 +124,17 @@ def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dic
                 kind = "streaming"
             times_ms[kind] += ms
             launches += count
-    total_ms = sum(times_ms.values()) - times_ms["stand_in"]
-    return {
-        **{f"k_{name}_ms": round(times_ms[name], 3) for name in KERNEL_CLASSES},
+    cells = {f"k_{name}_ms": round(times_ms[name], 3) for name in KERNEL_CLASSES}
+    stand_in_ms = times_ms.pop("stand_in", 0.0)
+    return cells | {
         "kernels": launches,
-        "kernel_ms": round(total_ms, 3),
-        "stand_in_ms": round(times_ms["stand_in"], 3),
+        "kernel_ms": round(sum(times_ms.values()), 3),
+        "stand_in_ms": round(stand_in_ms, 3),
         "stand_in_copies": copies,
     }
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
     """Append a row to a table of ranks; a new table gets all columns."""
-
-    def aligned(header: Sequence[str]) -> Mapping[str, str]:
-        missing = [name for name in (*STEP_COLUMNS, "world") if name not in header]
-        if missing:
-            raise AtollError(
-                f"{path}: not a table of ranks (no column {', '.join(missing)}), and left as it "
-                "is; give another file"
-            )
-        return {name: str(row.get(name, "")) for name in header}
-
-    append_csv(path, COLUMNS, aligned)
+    cells = {name: str(value) for name, value in row.items()}
+    append_csv(path, COLUMNS, lambda _: cells, (*STEP_COLUMNS, "world"), "ranks")

@@ -1,29 +1,22 @@
 """Jobs, each one rank of a layout, and child processes that run them with a time limit.
 
-Jobs are plain data, stored as JSON; this module needs the standard library only. A child runs jobs
-one after another; if it dies or a job takes too long, that job's record says so and another child
-continues with the next job.
+Jobs are plain data, stored as JSON; this module needs the standard library only.
 """
 
 from __future__ import annotations
 
 import json
-import selectors
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
 Record = dict[str, Any]
 MEASURED = ("ok", "oom")
 """Outcomes that are results; jobs with others can be run again."""
-START_S = 120.0
-"""Limit of a child's start: imports of PyTorch and the tool."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +70,8 @@ class RankJob:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults."""
-        defaults = {f.name: f.default for f in fields(self)}
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if value != defaults[name] and value != {}
-        }
+        defaults = {f.name: f.default for f in fields(self)} | {"labels": {}}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
     @classmethod
     def from_dict(cls, contents: dict[str, Any]) -> RankJob:
@@ -91,95 +80,32 @@ class RankJob:
         return cls(**contents | lists)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Seconds that a job and all jobs may take, and the jobs of one child."""
-
-    job_s: float = 300.0
-    budget_s: float = float("inf")
-    jobs_per_child: int = 1
-
-
 def command(jobs: Path, device: str) -> list[str]:
     """Return the command of a child."""
     return [sys.executable, "-m", "atoll.measurement.rank", str(jobs), "--device", device]
 
 
-def run_jobs(jobs: Sequence[RankJob], device: str, limits: Limits) -> Iterator[Record]:
-    """Yield a record per job, as they are measured; stop when the budget is spent."""
-    end = time.monotonic() + limits.budget_s
-    software: dict[str, str] = {}
-    done = 0
+def run_jobs(jobs: Sequence[RankJob], device: str, limit_s: float = 600.0) -> Iterator[Record]:
+    """Yield a record per job, as they are measured, each in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="atoll-measure-") as folder:
-        while done < len(jobs) and time.monotonic() < end:
-            file = Path(folder) / "jobs.jsonl"
-            batch = jobs[done : done + limits.jobs_per_child]
-            write_jobs(file, batch)
-            finished = 0
-            for record in _child_records(command(file, device), batch, limits, end):
-                if "software" in record:
-                    software = record["software"]
-                    continue
-                yield record | {"software": software}
-                finished += 1
-            done += max(1, finished)
+        file = Path(folder) / "job.jsonl"
+        for job in jobs:
+            write_jobs(file, [job])
+            yield {"id": job.id} | _child_record(command(file, device), limit_s)
 
 
-def _child_records(
-    words: list[str], jobs: Sequence[RankJob], limits: Limits, end: float
-) -> Iterator[Record]:
-    """Yield what one child writes; a job that ends it gets a record that says why."""
-    with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors)
-        finished = 0
-        try:
-            for line in _lines(child, START_S, limits.job_s, end):
-                record = json.loads(line)
-                if "begun" not in record:
-                    yield record
-                finished += "outcome" in record
-        except TimeoutError:
-            if time.monotonic() < end:
-                yield {
-                    "id": jobs[finished].id,
-                    "outcome": "time",
-                    "error": f"took more than {limits.job_s:.0f} s",
-                }
-            return
-        finally:
-            child.kill()
-            child.wait()
-        if finished < len(jobs):
-            errors.seek(0)
-            last = errors.read()[-400:].decode(errors="replace").split("\n")
-            reason = next((text for text in reversed(last) if text.strip()), "no message")
-            yield {
-                "id": jobs[finished].id,
-                "outcome": "died",
-                "error": f"the process ended with code {child.returncode}: {reason.strip()}",
-            }
-
-
-def _lines(
-    child: subprocess.Popen[bytes], first_s: float, next_s: float, end: float
-) -> Iterator[bytes]:
-    """Yield the lines of a child's output; raise TimeoutError if the next one takes too long."""
-    assert child.stdout is not None
-    buffer, limit_s = b"", first_s
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        deadline = time.monotonic() + limit_s
-        while True:
-            wait_s = min(deadline, end) - time.monotonic()
-            if not selector.select(max(0.0, wait_s)):
-                raise TimeoutError
-            chunk = child.stdout.read1(2**20)  # type: ignore[attr-defined]
-            if not chunk:
-                return
-            *complete, buffer = (buffer + chunk).split(b"\n")
-            yield from complete
-            if complete:
-                deadline = time.monotonic() + next_s
+def _child_record(words: list[str], limit_s: float) -> Record:
+    """Return what a child writes, or why it wrote nothing."""
+    try:
+        child = subprocess.run(words, capture_output=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return {"outcome": "time", "error": f"took more than {limit_s:.0f} s"}
+    if child.stdout.strip():
+        record: Record = json.loads(child.stdout)
+        return record
+    lines = child.stderr[-400:].decode(errors="replace").strip().split("\n")
+    reason = f"the process ended with code {child.returncode}: {lines[-1] or 'no message'}"
+    return {"outcome": "died", "error": reason}
 
 
 def write_jobs(path: Path, jobs: Sequence[RankJob]) -> None:

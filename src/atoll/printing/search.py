@@ -13,9 +13,7 @@ from atoll.base.units import (
     counted,
     format_bandwidth,
     format_bytes,
-    format_mfu,
     format_seconds,
-    format_slower,
 )
 from atoll.printing.console import (
     Output,
@@ -23,7 +21,6 @@ from atoll.printing.console import (
     print_answer,
     print_bars,
     print_lines,
-    short,
 )
 from atoll.step.certificate import times
 
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 
     from atoll.answers.design import TablePlan
     from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
-    from atoll.answers.search import FrontAnswer, SearchExplanation
+    from atoll.answers.search import FrontAnswer
     from atoll.explore.answer.result import Design, SearchResult
     from atoll.explore.answer.scope import SearchScope
     from atoll.hardware.accelerator import Accelerator
@@ -306,45 +303,3 @@ def print_table_plan(plan: TablePlan) -> None:
             format_bytes(stage.memory_bytes),
         )  # fmt: skip
     console.print(table)
-
-
-def print_explanation(shown: SearchExplanation) -> None:
-    console = Output()
-    chip = shown.best
-    console.print(f"Chosen: {chip.device().describe()}, {chip.area_mm2:.1f} mm2")
-    for model in shown.models:
-        console.print(
-            f"\n{model.model}: {model.samples_per_s:,.1f} samples/s, "
-            f"MFU {format_mfu(model.mfu)}; a step by cause:"
-        )
-        print_bars(console, model.time_parts_s, sum(model.time_parts_s.values()))
-        limits = ", ".join(f"{name} {share:.0%}" for name, share in model.limits.items())
-        console.print(f"Operators are limited by: {limits} of their time.")
-        console.print("Slowest operators of a block:")
-        for row in model.slowest_operators:
-            console.print(
-                f"  {row.pass_:<9}{row.name:<34}{format_seconds(row.duration_s):>10}  "
-                f"{row.core:<7} limited by {row.limit}"
-            )
-        if model.schedules:
-            worst = max(model.schedules, key=lambda entry: entry.gap)
-            console.print(
-                f"Schedules: the loosest proof is {worst.layer} {worst.pass_}, gap "
-                f"{worst.gap:.2%} (bound: {worst.bound})."
-            )
-    for number, runner_up in enumerate(shown.runners_up, start=1):
-        console.print(f"\nRunner-up {number}: {_difference(runner_up.differs)}")
-        for reason in runner_up.reasons:
-            before, after = (format_seconds(value) for value in reason.part_s)
-            part = reason.part.replace("_", " ")
-            mostly = f", mostly {part} ({before} -> {after})" if before != after else ""
-            console.print(
-                f"  {reason.model}: {format_slower(reason.slower_by)}{mostly}; {reason.layout[1]}"
-            )
-    console.print(f"\nProof: {shown.certificate.sentence}")
-
-
-def _difference(changed: Mapping[str, tuple[float, float]]) -> str:
-    if not changed:
-        return "the same chip with another memory"
-    return ", ".join(f"{name} {short(a)} -> {short(b)}" for name, (a, b) in changed.items())

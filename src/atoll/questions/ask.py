@@ -36,6 +36,8 @@ def ask(
     if wrong := next((n for n, value in fields.items() if isinstance(value, Question)), ""):
         raise AtollError(f"{wrong}: expected a value, got a question; give a question as job=")
     if isinstance(job, str | Path):
+        if not Path(job).suffix and not Path(job).exists():
+            raise AtollError(f"job: there is no job file {str(job)!r}; a model is given as model=")
         job = load_job(job, kinds)
     elif job is not None and not any(
         isinstance(job, kind) or issubclass(kind, type(job)) for kind in kinds.values()
@@ -58,7 +60,8 @@ def ask(
             )
     provided = {*fields, *first_swept(question, fields)}
     missing = [spelled(n) for n in question.needed(fields) if job is None and n not in provided]
-    if missing:
+    unknown = next((name for name in fields if name not in question.model_fields), None)
+    if missing and unknown is None:
         raise AtollError(f"{', '.join(missing)}: missing, and there is no default.")
     if job is None:
         return question.of(**fields)

@@ -163,8 +163,8 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None = option(
         "Type of matrix products.", SYSTEM, None, shown="the device's"
     )
-    attention: Literal["flash", "flash2", "flash1", "unfused"] = option(
-        "Attention kernel.", SYSTEM, "flash"
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] = option(
+        "Attention kernel.", SYSTEM, "flash", shown="the tool's"
     )
     operators: Literal["model", "measured"] = option(
         "Operator times: modelled, or measured ones of NVIDIA's aiconfigurator-core if it is "

@@ -52,6 +52,56 @@ class CheckFields(TypedDict, total=False):
     time_limit: float | str | None
     script_args: Sequence[str] | str | None
 
+class ChipFields(TypedDict, total=False):
+    from_: str | None
+    model: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] | None
+    devices: int | None
+    batch: int | None
+    sequence: int | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    precision: Literal["bf16", "fp8", "nvfp4"] | None
+    objective: Literal["mean", "weighted", "worst"] | str | Aim | None
+    per: Literal["dollar", "watt", "tco"] | None
+    years: float | str | None
+    kwh_price: float | str | None
+    pue: float | str | None
+    network_price: float | str | None
+    microbatch: Sequence[int] | int | None
+    tp: Sequence[int] | int | None
+    cp: Sequence[int] | int | None
+    ep: Sequence[int] | int | None
+    etp: Sequence[int] | int | None
+    vpp: Sequence[int] | int | None
+    hsdp: Sequence[int] | int | None
+    sp: bool | None
+    zero: Sequence[Literal[0, 1, 2, 3]] | Literal[0, 1, 2, 3] | None
+    order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
+    recompute: Literal["optimal", "none", "full"] | None
+    space: str | None
+    template: Literal["systolic", "physical-28nm", "physical-16nm", "physical-12nm", "physical-7nm", "physical-5nm", "physical-4nm", "physical-3nm", "physical", "physical-links", "physical-banks"] | str | ChipTemplate | None
+    hbm: Sequence[int] | int | None
+    max_area: float | str | None
+    max_power: float | str | None
+    cooling: float | str | None
+    power: Literal["rated", "sustained"] | None
+    network: str | None
+    profile: Literal["default", "phaze"] | str | Profile | None
+    cost_model: Literal["mapper"] | str | CostModel | None
+    strategy: Literal["exact", "phaze", "evolve"] | str | Strategy | None
+    evaluations: int | None
+    tolerance: float | str | None
+    time_limit: float | str | None
+    pareto: bool | None
+    robust: int | None
+    baselines: bool | None
+    beside: Sequence[str] | str | None
+    seed: int | None
+    workers: int | None
+    cluster: str | None
+    sweep: Sequence[str] | str | None
+    out: str | Path | None
+    trace: str | Path | None
+
 class EstimateFields(TypedDict, total=False):
     tokens: float | str | None
     price: float | str | None
@@ -77,7 +127,7 @@ class EstimateFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
@@ -147,7 +197,7 @@ class MeasureFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
@@ -206,7 +256,7 @@ class PlanFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
@@ -263,7 +313,7 @@ class RunFields(TypedDict, total=False):
     lora_rank: int | None
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
-    attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    attention: Literal["flash", "flex", "flash2", "flash1", "unfused"] | None
     operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None

@@ -190,10 +190,15 @@ class DesignsQuestion(Question):
 class ExplainQuestion(Question):
     """Explain an answer: where the time goes, what limits it, why the runner-up is slower.
 
-    On a wafer's folder also what more of each resource would be worth.
+    Of a searched chip also what the next value of each part would change and which limit stops it,
+    and how existing devices turn into it; on a wafer's folder what more of each resource is worth.
     """
 
     folder: Folder
+    beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
+        "Of a searched chip: existing devices to compare with, names or files.", OUTPUT, (),
+        shown="those of the search",
+    )  # fmt: skip
     ablate: bool = option(
         "Of a wafer's mapping: solve it again with one decision variable frozen after the other.",
         OUTPUT,

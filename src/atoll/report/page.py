@@ -59,8 +59,9 @@ def render(view: PageView) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
         f'<meta name="generator" content="atoll {VERSION}">\n'
         f"<title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        '<main id="page"><noscript>This report draws itself with a script of its own; '
-        "allow scripts for this file.</noscript></main>\n"
+        '<a class="skip" href="#page">Skip to the answer</a>\n'
+        '<main id="page" tabindex="-1"><noscript>This report needs JavaScript; allow scripts '
+        "for this file.</noscript></main>\n"
         f'<script type="application/json" id="data">{data}</script>\n'
         f"<script>\n'use strict';\n{script}</script>\n</body>\n</html>\n"
     )

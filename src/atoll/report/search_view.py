@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from atoll.answers.answer import build_from
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
-from atoll.answers.search import NearAnswer, NextChip, SearchAnswer
+from atoll.answers.search import DeviceComparison, NearAnswer, NextChip, SearchAnswer
 from atoll.base.errors import AtollError
-from atoll.base.units import NOT_COUNTED, counted, format_seconds, format_slower
+from atoll.base.units import NOT_COUNTED, format_slower
+from atoll.explore.explain.device_comparison import DeviceComparer
+from atoll.explore.explain.neighbours import Neighbours
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, chip_template
-from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import answer_question, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
@@ -51,29 +53,31 @@ def search_view(
     """Return the sections of a search's page."""
     best = answer.best
     unit = "score" if len(best.models) > 1 else "samples/s"
-    notes = [f"Warning: {words}." for words in answer.warnings]
-    if answer.stopped:
-        notes.append(f"The search was stopped ({answer.stopped}): this is its best so far.")
-    if answer.left_out:
-        reasons = (f"{name} ({why})" for name, why in answer.left_out.items())
-        notes.append(f"Left out or not complete: {', '.join(reasons)}.")
+    notes = []
     if status is not None and status.state == "running":
         notes.append("Partial: a search is running in this folder; this is its last report.")
     points = space_points(folder, answer)
     gains: SensitivityView | None = None
+    comparison: Mapping[str, DeviceComparison] = {}
+    chip = best.accelerator
     try:
-        gains = sensitivity(answer.best.accelerator, answer_question(answer), unit)
+        neighbours = Neighbours.of(chip, answer_question(answer))
+        gains = SensitivityView(
+            unit=unit, per_mm2=True, rows=neighbours.steps(), base=neighbours.score
+        )
+        comparison = DeviceComparer.of(answer, neighbours).compare(tuple(answer.beside))
     except AtollError as error:
         notes.append(f"No sensitivities: {error}")
-    chip = best.accelerator
     capacity_bytes = chip.hbm_GiB * 2**30
     return PageView(
         kind="search",
         title=f"A chip for {', '.join(plan.model for plan in best.models)}",
-        sentence=_sentence(answer),
-        certificate=certificate_words(answer.certificate),
-        notes=tuple(notes),
-        given=answer.given,
+        summary=answer.summary,
+        details=(
+            *(("Note", note) for note in notes),
+            ("Given", "; ".join(filter(None, (answer.given, f"MFU: {NOT_COUNTED}")))),
+            ("Proof", certificate_words(answer.certificate)),
+        ),
         facts=_facts(answer),
         unit=unit,
         score=answer.score,
@@ -85,6 +89,7 @@ def search_view(
         times=_times(answer),
         space=None if points is None else points.packed(),
         sensitivity=gains,
+        comparison=comparison or None,
         tables=() if answer.ahead is None else (_price_table(answer.ahead),),
     )
 
@@ -140,41 +145,15 @@ def _label(part: str) -> str:
     return part.removesuffix("_mm2").replace("_", " ")
 
 
-def _sentence(answer: SearchAnswer) -> str:
-    chip, plans = answer.best.accelerator, answer.best.models
-    plan, placement = plans[0], plans[0].placement
-    speed = (
-        f"scores {answer.score:,.4g} over {len(plans)} models"
-        if len(plans) > 1
-        else f"trains {plan.model} at {plan.samples_per_s:,.1f} samples/s "
-        f"({plan.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {plan.mfu:.1%}, "
-        f"{NOT_COUNTED})"
-    )
-    return (
-        f"A chip of {chip.area_mm2:.1f} mm² with {chip.tensor_cores} tensor cores of "
-        f"{chip.width}×{chip.depth}, {chip.vector_cores} vector cores of "
-        f"{chip.vector_width}, {chip.glb_MiB:g} MiB of shared buffer and "
-        f"{chip.hbm_GiB:g} GiB of HBM {speed} on {counted(placement.devices, 'device')}: "
-        f"{placement.layout.replace(' x ', ' × ')}, microbatch {placement.microbatch}."
-    )
-
-
 def _facts(answer: SearchAnswer) -> tuple[tuple[str, str], ...]:
     chip, plans = answer.best.accelerator, answer.best.models
-    facts = [
-        ("Area", f"{chip.area_mm2:.1f} mm²"),
-        ("Peak", f"{chip.peak_TFLOPs:,.0f} TFLOP/s"),
-        ("Power at peak", f"{chip.peak_power_W:,.0f} W"),
-        ("HBM", f"{chip.hbm_GiB:g} GiB at {chip.hbm_bandwidth_GBps:,.0f} GB/s"),
-    ]
+    facts = [("HBM", f"{chip.hbm_GiB:g} GiB at {chip.hbm_bandwidth_GBps:,.0f} GB/s")]
     for near in answer.plateau:
         facts.append((f"Others within {100 * near.share:g} %", _near_words(near, chip)))
     for plan in plans:
         name = f", {plan.model}" if len(plans) > 1 else ""
         facts += [
-            (f"Throughput{name}", f"{plan.samples_per_s:,.1f} samples/s"),
-            (f"Step{name}", format_seconds(plan.placement.step_time_s)),
-            (f"Power, running{name}", f"{plan.power_W:,.0f} W per device"),
+            (f"Power{name}", f"{plan.power_W:,.0f} W per device, running"),
             (f"Energy{name}", f"{plan.energy_per_token_J * 1e3:.2f} mJ per token"),
             (f"Recomputed{name}", plan.recompute),
         ]

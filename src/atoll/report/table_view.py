@@ -1,16 +1,20 @@
-"""Page view of several answers: a sweep's table and plot, or compared runs."""
+"""Page view of several answers, a sweep or compared runs: charts and tables."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 
 from pydantic import JsonValue
 
 from atoll.answers.designs import CompareAnswer, ComparedRow, SweepAnswer
 from atoll.base.units import format_value
-from atoll.report.view import PageView, PlotView, TableView
+from atoll.report.view import ChartPoint, ChartView, PageView, TableView
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([A-Za-z%/]*)")
+STEP, INTERVAL = "step s", ("low s", "high s")
+RATES = ("tokens/s per device", "MFU")
+"""Figures in inverse proportion to the step time."""
 
 
 def table_view(answer: SweepAnswer | CompareAnswer) -> PageView:
@@ -20,44 +24,62 @@ def table_view(answer: SweepAnswer | CompareAnswer) -> PageView:
 def _sweep(sweep: SweepAnswer) -> PageView:
     rows, columns = sweep.lines(), sweep.columns
     table = TableView(
-        title="Every value",
+        title="All answers",
         heads=columns,
         rows=tuple(tuple(format_value(row[name]) for name in columns) for row in rows),
     )
-    figure = next(iter(next(row.figures for row in sweep.rows if row.figures)))
     failed = sum(1 for row in sweep.rows if row.problem)
+    axes = ", ".join(sweep.axes)
     return PageView(
         kind=sweep.kind,
-        title=f"{', '.join(sweep.axes)} swept",
-        sentence=f"{len(rows)} questions, one for every combination of {', '.join(sweep.axes)}.",
-        certificate="Each is answered on its own, with its own proof where it has one.",
-        given=sweep.given,
-        notes=(f"{failed} of them have no answer; the last column says why.",) if failed else (),
+        title=f"Sweep of {axes}",
+        summary=(
+            ("Sweep", f"{len(rows)} questions, one for every combination of {axes}"),
+            ("Given", sweep.given),
+            *([("Note", f"{failed} have no answer; the last column says why")] if failed else []),
+        ),
         tables=(table,),
-        plot=_plot(sweep, figure),
+        charts=tuple(_swept_charts(sweep)),
     )
 
 
-def _plot(sweep: SweepAnswer, figure: str) -> PlotView | None:
-    """Plot the first figure against the first axis, one line per value of the other axes."""
+def _swept_charts(sweep: SweepAnswer) -> Iterator[ChartView]:
+    """Yield every figure against the first axis, one line per value of the other axes."""
     axis, *line_axes = sweep.axes
-    units = {_amount(row.asked[axis])[1] for row in sweep.rows}
-    if len(units) > 1:
-        return None
-    unit = units.pop()
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for row in sweep.rows:
-        axis_value, figure_value = _amount(row.asked[axis])[0], row.figures.get(figure)
-        if axis_value is not None and isinstance(figure_value, int | float):
-            name = ", ".join(f"{line_axis} {row.asked[line_axis]}" for line_axis in line_axes)
-            lines.setdefault(name, []).append((axis_value, float(figure_value)))
-    if not lines:
-        return None
-    return PlotView(
-        x=f"{axis} ({unit})" if unit else axis,
-        y=figure,
-        lines={name: tuple(sorted(points)) for name, points in lines.items()},
-    )
+    amounts = [_amount(row.asked[axis]) for row in sweep.rows]
+    units = {unit for _, unit in amounts}
+    numeric = len(units) == 1 and None not in (value for value, _ in amounts)
+    names = tuple(dict.fromkeys(str(row.asked[axis]) for row in sweep.rows))
+    lines: dict[str, dict[str, list[ChartPoint]]] = {}
+    for row, (value, _) in zip(sweep.rows, amounts, strict=True):
+        x = value if numeric and value is not None else names.index(str(row.asked[axis]))
+        line = ", ".join(f"{name} {row.asked[name]}" for name in line_axes)
+        for figure, point in _points(row.figures, x):
+            lines.setdefault(figure, {}).setdefault(line, []).append(point)
+    unit = f" ({min(units)})" if numeric and units != {""} else ""
+    for figure, by_line in lines.items():
+        yield ChartView(
+            figure=figure,
+            axis=f"{axis}{unit}",
+            categories=() if numeric else names,
+            lines={n: tuple(sorted(p, key=lambda point: point.x)) for n, p in by_line.items()},
+        )
+
+
+def _points(figures: Mapping[str, JsonValue], x: float) -> Iterator[tuple[str, ChartPoint]]:
+    """Yield a point for every figure that is a number, with the interval of the step time."""
+    numbers = {
+        name: float(value)
+        for name, value in figures.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    low_s, high_s = (numbers.pop(name, None) for name in INTERVAL)
+    for name, value in numbers.items():
+        low, high = None, None
+        if low_s is not None and high_s is not None and name in (STEP, *RATES):
+            ends = (low_s / numbers[STEP], high_s / numbers[STEP])
+            low, high = sorted(value * end if name == STEP else value / end for end in ends)
+        yield name, ChartPoint(x=x, y=value, low=low, high=high)
 
 
 def _amount(value: JsonValue) -> tuple[float | None, str]:
@@ -70,15 +92,33 @@ def _compared(comparison: CompareAnswer) -> PageView:
     return PageView(
         kind=comparison.kind,
         title=f"{len(comparison.runs)} runs side by side",
-        sentence=", ".join(comparison.runs),
-        certificate="Ratios are to the first; what differs is marked.",
-        tables=(
-            _side_by_side("What was asked", comparison.runs, comparison.asked),
-            _side_by_side("What came out", comparison.runs, comparison.figures),
+        summary=(
+            ("Runs", ", ".join(comparison.runs)),
+            ("Ratios", "to the first run; ≠ marks what differs"),
         ),
+        tables=(
+            _side_by_side("Questions", comparison.runs, comparison.asked),
+            _side_by_side("Figures", comparison.runs, comparison.figures),
+        ),
+        charts=tuple(_compared_charts(comparison)),
     )
 
 
+def _compared_charts(comparison: CompareAnswer) -> Iterator[ChartView]:
+    """Yield every figure that differs, with a bar for each run that has it."""
+    points: dict[str, list[ChartPoint]] = {}
+    for index in range(len(comparison.runs)):
+        figures = {row.name: row.values[index] for row in comparison.figures}
+        for figure, point in _points(figures, index):
+            points.setdefault(figure, []).append(point)
+    differing = {row.name for row in comparison.figures if row.differs}
+    for figure, bars in points.items():
+        if figure in differing and len(bars) > 1:
+            yield ChartView(
+                figure=figure, axis="run", categories=comparison.runs, lines={"": tuple(bars)}
+            )
+
+
 def _side_by_side(title: str, runs: tuple[str, ...], rows: tuple[ComparedRow, ...]) -> TableView:
-    shown = tuple(("≠" if row.differs else "", row.name, *row.cells()) for row in rows)
-    return TableView(title=title, heads=("", "", *runs), rows=shown)
+    shown = tuple((row.name, "≠" if row.differs else "", *row.cells()) for row in rows)
+    return TableView(title=title, heads=("name", "differs", *runs), rows=shown)

@@ -8,10 +8,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from atoll.answers.answer import Summary
 from atoll.answers.design import SizedChip
 from atoll.answers.designs import ShownParameter
 from atoll.answers.layout import LaunchFile
 from atoll.answers.plan import Cluster, Sensitivity
+from atoll.answers.search import DeviceComparison
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +172,25 @@ class TableView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlotView:
-    """Points per line."""
+class ChartPoint:
+    """A value of a figure, with its interval if it has one."""
 
-    x: str
-    y: str
-    lines: Mapping[str, tuple[tuple[float, float], ...]]
+    x: float
+    """Value of the axis, or index of the category."""
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartView:
+    """A figure of several answers against an axis, one line of points per name."""
+
+    figure: str
+    axis: str
+    categories: tuple[str, ...] = ()
+    """Names in place of numbers on the axis."""
+    lines: Mapping[str, tuple[ChartPoint, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,18 +199,19 @@ class PageView:
 
     kind: str
     title: str
-    sentence: str
-    certificate: str
-    given: str = ""
-    """Assumptions of the answer."""
-    notes: tuple[str, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
+    summary: Summary
+    details: Summary = ()
+    """Assumptions, proof and notes: lines of (label, text)."""
+    facts: Summary = ()
+    """Further figures: (name, value)."""
     times: tuple[TimesView, ...] = ()
     models: tuple[ModelView, ...] = ()
     sensitivity: SensitivityView | None = None
+    comparison: Mapping[str, DeviceComparison] | None = None
     reasons: tuple[str, ...] = ()
     cluster: Cluster | None = None
     launch: tuple[LaunchFile, ...] | None = None
+    tool: str | None = None
     unit: str | None = None
     score: float | None = None
     best: SizedChip | None = None
@@ -205,4 +221,4 @@ class PageView:
     space: SpaceView | None = None
     wafer: WaferMap | None = None
     tables: tuple[TableView, ...] = ()
-    plot: PlotView | None = None
+    charts: tuple[ChartView, ...] = ()

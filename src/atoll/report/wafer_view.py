@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.answers.wafer import WaferAnswer, WaferPicture
-from atoll.base.units import NOT_COUNTED, format_bytes, format_seconds
+from atoll.base.units import format_bytes
 from atoll.report.search_view import model_view
 from atoll.report.view import BaselineView, PageView, StageLoad, TimeRow, TimesView, WaferMap
 from atoll.step.parts import in_words
@@ -17,25 +17,23 @@ def wafer_view(answer: WaferAnswer) -> PageView:
     return PageView(
         kind="wafer",
         title=f"{plan.model} on a wafer",
-        sentence=(
-            f"A wafer of {wafer.rows} × {wafer.columns} dies trains {plan.model} at "
-            f"{plan.samples_per_s:,.2f} samples/s (MFU {plan.mfu:.1%}, {NOT_COUNTED}): "
-            f"{placed.pipeline} stages, microbatch {placed.microbatch}, recompute {plan.recompute}."
-        ),
-        certificate=answer.certificate.sentence,
-        notes=tuple(
-            f"{w.resource}, {w.change}: {w.gain:+.1%} throughput for {w.area_mm2:+,.0f} mm2"
-            for w in answer.explanation
+        summary=answer.summary,
+        details=(
+            ("Proof", answer.certificate.sentence),
+            *(
+                (
+                    "Gain",
+                    f"{w.resource}, {w.change}: {w.gain:+.1%} throughput for "
+                    f"{w.area_mm2:+,.0f} mm2",
+                )
+                for w in answer.explanation
+            ),
         ),
         facts=(
-            ("Throughput", f"{plan.samples_per_s:,.2f} samples/s"),
-            ("Step", format_seconds(placed.step_time_s)),
-            ("Area", f"{built.area_mm2:,.0f} mm2 in {built.dies} dies"),
-            ("Cost", f"{built.cost_dollars:,.0f} dollars"),
-            ("Peak", f"{built.peak_PFLOPs:,.1f} PFLOP/s, {built.peak_power_W / 1e3:,.1f} kW"),
+            ("Area", f"{built.area_mm2:,.0f} mm² in {built.dies} dies"),
+            ("Peak", f"{built.peak_PFLOPs:,.1f} PFLOP/s"),
             ("Memory per die", format_bytes(wafer.memory_bytes_per_die)),
             ("Links", f"{wafer.link_Bps / 1e12:.2f} TB/s"),
-            ("Power, running", f"{plan.power_W / 1e3:,.1f} kW"),
         ),
         baselines=tuple(
             BaselineView(name=name, score=score) for name, score in answer.baselines.items()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.answers.answer import Summary
 from atoll.answers.validation import CheckAnswer
 from atoll.base.errors import AtollError
 from atoll.files.inputs import reading_only
@@ -29,9 +30,10 @@ _NAMES = re.compile(r"[\w-][\w.-]{0,80}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The check of a launch file, and its page view."""
+    """The check of a launch file, its printed lines, and its page view."""
 
     check: CheckAnswer
+    summary: Summary
     view: PageView
 
 
@@ -57,8 +59,9 @@ def check_pasted(body: bytes) -> Verdict:
                 question = CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **request)
                 check_result = check(question)
             notes = tuple(note.replace(str(path), name) for note in check_result.answer.notes)
+            summary = [(n, words.replace(str(path), name)) for n, words in check_result.summary()]
             answer = replace(check_result.answer, file=name, notes=notes)
-            return Verdict(answer, plan_view(answer.estimate))
+            return Verdict(answer, tuple(summary), plan_view(answer.estimate))
         except AtollError as error:
             raise AtollError(str(error).replace(str(path), name)) from None
 

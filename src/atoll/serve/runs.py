@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from atoll.answers.answer import build_from, checked
-from atoll.answers.design import SearchedModel
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
@@ -195,7 +194,8 @@ class SearchRun:
             done = status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
         elif isinstance(answer := reader.result(), SearchAnswer | WaferAnswer):
-            self._answer_summary = summarize_answer(answer)
+            remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
+            self._answer_summary = build_from(AnswerSummary, answer, baseline_remarks=remarks)
 
 
 class PlanRun:
@@ -375,23 +375,6 @@ def _free_name(folder: Path, runs: Mapping[str, Run]) -> str:
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "run"
     names = [base, *(f"{base}-{number}" for number in range(2, len(runs) + 3))]
     return next(name for name in names if name not in runs)
-
-
-def summarize_answer(answer: SearchAnswer | WaferAnswer) -> AnswerSummary:
-    """Return an answer without the schedules of its layers."""
-    best = answer.best
-    models = tuple(
-        replace(m, layers=()) if isinstance(m, SearchedModel) else m for m in best.models
-    )
-    remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
-    return build_from(
-        AnswerSummary,
-        answer,
-        accelerator=best.accelerator,
-        chip=best.accelerator.device().describe(),
-        models=models,
-        baseline_remarks=remarks,
-    )
 
 
 def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from atoll.answers.answer import Summary
 from atoll.answers.certificate import ArchitectureProof
-from atoll.answers.design import SearchedModel, SizedChip
 from atoll.answers.designs import ShownParameter
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
-from atoll.answers.wafer import WaferModel
 from atoll.store import Identity, StatusAnswer
 
 
@@ -38,15 +37,10 @@ class Moment:
 class AnswerSummary:
     """An answer without its large parts."""
 
+    summary: Summary
     certificate: ArchitectureProof
-    accelerator: SizedChip
-    chip: str
-    """The accelerator in words."""
-    models: tuple[SearchedModel | WaferModel, ...]
     baseline_remarks: Mapping[str, str]
     baselines: Mapping[str, float | None]
-    wall_time_s: float
-    stopped: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll import questions
+from atoll.answers.answer import DrawableResult
 from atoll.base.errors import as_path
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
@@ -34,7 +35,7 @@ def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
 
     Returns:
         A row for each combination, with the figures or the reason why there are none; it has
-        `to_dataframe`, `to_csv` and `report`.
+        `to_dataframe`, `chart`, `to_csv` and `report`.
 
     Raises:
         AtollError: A name is no field, or no combination has an answer.
@@ -57,14 +58,16 @@ def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
     return answer
 
 
-def compare(*runs: str | Path) -> CompareAnswer:
+def compare(*runs: str | Path | DrawableResult[Any]) -> CompareAnswer:
     """Lay runs side by side: what was asked of each, and what came out.
 
     Args:
-        runs: Folders that `out` filled, or files of answers.
+        runs: Folders that `out` filled, files of answers, or what `plan`, `estimate` and `search`
+            return.
 
     Returns:
-        A row for each thing, a value for each run, with ratios to the first; it has `report`.
+        A row for each thing, a value for each run, with ratios to the first; it has
+        `to_dataframe`, `chart` and `report`.
 
     Raises:
         AtollError: One of them holds no answer.
@@ -75,10 +78,19 @@ def compare(*runs: str | Path) -> CompareAnswer:
         >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64).save("large.json")
         >>> [row.name for row in atoll.compare(small, large).asked if row.differs]
         ['devices']
+        >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+        >>> atoll.compare(plan, small).to_dataframe().loc["fits"].tolist()
+        [True, True]
     """
-    from atoll.several.comparison import compare_runs
+    from atoll.several.comparison import compare_answers, read_run
 
-    return compare_runs([as_path("runs", run) for run in runs])
+    named = [
+        (f"run {number}", run.answer)
+        if isinstance(run, DrawableResult)
+        else (str(run), read_run(as_path("runs", run)))
+        for number, run in enumerate(runs, 1)
+    ]
+    return compare_answers([name for name, _ in named], [answer for _, answer in named])
 
 
 @described_by("bench")

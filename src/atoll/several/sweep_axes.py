@@ -69,8 +69,10 @@ def run_sweep(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAns
         **({"sweep": ()} if getattr(question, "sweep", ()) else {}),
     }
     combinations = list(product(*axes.values()))
-    if not axes or len(combinations) > MOST:
-        raise AtollError(f"sweep: {len(combinations):,} questions, expected 1 to {MOST:,}")
+    if not axes:
+        raise AtollError("sweep: no field has a list of values; give one, as in devices=[8, 16]")
+    if len(combinations) > MOST:
+        raise AtollError(f"sweep: {len(combinations):,} combinations, at most {MOST:,} are asked")
     rows = []
     for values in combinations:
         changes = dict(zip(axes, values, strict=True))

@@ -30,6 +30,14 @@ def model_contents(plan: LaunchPlan, target: str) -> dict[str, Any]:
     model = plan.model
     if model.patch_inputs or model.encoder_layers or not model.causal:
         raise refuse(target, f"{model.name} is not a causal language model; choose another tool")
+    contents = model_config_json(model, plan.sequence)
+    return {NAME: hub_name(model)} if contents is None else {**contents, NAME: model.name}
+
+
+def model_config_json(model: ModelConfig, sequence: int) -> dict[str, Any] | None:
+    """Return a config.json that describes a model, with positions for sequences of this length;
+    None if no type of model is its equal.
+    """
     for contents in _candidates(model):
         try:
             described = config_from_hf(contents, model.name)
@@ -38,9 +46,9 @@ def model_contents(plan: LaunchPlan, target: str) -> dict[str, Any]:
         if _shape(described) == _shape(model):
             length = "max_position_embeddings"
             if length in contents:
-                contents[length] = max(contents[length], plan.sequence)
-            return {**contents, NAME: model.name}
-    return {NAME: hub_name(model)}
+                contents[length] = max(contents[length], sequence)
+            return contents
+    return None
 
 
 def _candidates(model: ModelConfig) -> Iterator[dict[str, Any]]:

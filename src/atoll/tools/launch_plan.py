@@ -43,6 +43,8 @@ class LaunchPlan:
     method: str = "pretrain"
     """What is trained: pretrain and sft train all weights, lora trains adapters."""
     adapters: Adapters | None = None
+    attention: str = ""
+    """Attention kernel (`training.site.Attention`); empty: the tool's."""
     loss_chunks: int = 1
     """Parts of a microbatch's tokens whose loss is computed one after another."""
     steps: int = TRIAL_STEPS

@@ -37,6 +37,8 @@ class Tool:
     """Its optimizer states, where they are not those of the question's default."""
     optimizer_by_method: Mapping[str, str] = field(default_factory=dict)
     """Its optimizer states for methods for which they differ."""
+    attention: str | None = None
+    """Attention kernel that its runs have, where it is not the fastest."""
     flags: str | None = None
     """Kernels and losses that its runs have by default (`software.FLAGS`)."""
     zero: int = 1
@@ -54,11 +56,12 @@ class Tool:
     None: files of the tool are not written."""
 
     def runs_as(self, precision: str, method: str = "pretrain") -> dict[str, str]:
-        """Return `stack`, `optimizer`, `overlap` and `flags` of its runs on GPUs."""
+        """Return `stack`, `optimizer`, `overlap`, `attention` and `flags` of its runs on GPUs."""
         settings = {
             "stack": self.software_by_precision.get(precision, self.software) or None,
             "overlap": self.overlap,
             "optimizer": self.optimizer_by_method.get(method, self.optimizer),
+            "attention": self.attention,
             "flags": self.flags,
         }
         return {name: value for name, value in settings.items() if value is not None}

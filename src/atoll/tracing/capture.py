@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from atoll.base.errors import AtollError
 from atoll.tracing.caveats import caveats
@@ -34,10 +34,36 @@ def capture(
     batch_dim: int | None = 0,
     dtype: str | None = "bfloat16",
     loss: Callable[[Any], Any] | None = None,
-    keep: str = "fused",
+    keep: Literal["fused", "eager"] = "fused",
 ) -> StoredModel:
-    """A model from a torch module, or from a function that builds one, on fake tensors;
-    `atoll.capture` says what each argument is."""
+    """A model from a torch module, on fake tensors: nothing is computed, no weight is made.
+
+    Args:
+        module: A `torch.nn.Module`, or a function that builds one.
+        example_inputs: A tensor, a tuple of arguments or a dictionary of keyword arguments. Only
+            shapes and types count: tensors on the "meta" device do.
+        name: Name of the model. Default: the module's.
+        sequence: Tokens in a sample. Default: the second dimension of a two-dimensional first
+            input, else 1.
+        batch_dim: Dimension of every input that counts samples; None fixes the batch as it is.
+        dtype: Type of weights and floating inputs; None leaves them as they are.
+        loss: Makes a loss of the module's output. Default: `output.loss`, a scalar output, or all
+            outputs.
+        keep: Kernels and what they keep: a compiler's ("fused"), or PyTorch's own ("eager").
+
+    Returns:
+        The model; its `save(path)` writes a file that every `model=` takes.
+
+    Raises:
+        AtollError: PyTorch is missing, or the module cannot be captured.
+
+    Examples:
+        >>> import atoll, torch
+        >>> module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
+        >>> model = atoll.capture(module, torch.empty(1, 64), name="two-layers")
+        >>> model.save("two-layers.json").name
+        'two-layers.json'
+    """
     run_module = import_run_module()
     if not callable(module):
         raise AtollError(

@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from atoll.base.errors import AtollError
 from atoll.tracing.capture import capture, check_request, import_run_module
@@ -23,7 +23,7 @@ def capture_target(
     sequence: int | None = None,
     batch_dim: int | None = 0,
     dtype: str | None = "bfloat16",
-    keep: str = "fused",
+    keep: Literal["fused", "eager"] = "fused",
 ) -> StoredModel:
     """As `capture`, for a "package.module:builder", a config.json or an ONNX file, and inputs in
     words."""

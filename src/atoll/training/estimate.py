@@ -307,6 +307,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         )
 
     @property
+    def step_time_s(self) -> float:
+        """Time of a step in seconds."""
+        return self.step.time_s
+
+    @property
     def tokens_per_s_per_device(self) -> float:
         """Throughput."""
         return self.run.tokens / self.step.time_s / self.run.devices

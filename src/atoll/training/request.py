@@ -109,7 +109,9 @@ def run_from_question(
         stack=stack,
         states=load_states(usual.get("optimizer", question.optimizer)),
         precision=precision,
-        attention=attention or (site and site.attention) or question.attention,
+        attention=attention
+        or (site and site.attention)
+        or usual.get("attention", question.attention),
         imbalance=question.imbalance,
         adapters=adapters,
         timed=_timed(gpu, precision) if question.operators == "measured" else None,

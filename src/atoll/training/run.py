@@ -68,7 +68,7 @@ class Run:
     """The training tool, which limits the layouts of a plan."""
     precision: str = "bf16"
     attention: str = "flash"
-    """flash (the fastest today), flash2 or flash1 (of 2023 and 2022), or unfused."""
+    """flash (the fastest today), flex (FlexAttention), flash2 or flash1, or unfused."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean."""
     adapters: Adapters | None = None

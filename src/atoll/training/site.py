@@ -19,7 +19,7 @@ from atoll.files.atomic_file import atomic_files
 from atoll.files.yamlfile import MOST, FileModel, load_yaml
 from atoll.tools.stack import STACKS, Overlap, Stack
 
-Attention = Literal["flash", "flash2", "flash1", "unfused"]
+Attention = Literal["flash", "flex", "flash2", "flash1", "unfused"]
 HOST_TIMES = (
     "host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_expert_s", "host_routed_s",
     "host_module_s", "host_gather_s",

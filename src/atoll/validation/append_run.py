@@ -28,12 +28,6 @@ def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]
     _check(row, priced)
 
     def aligned(header: Sequence[str]) -> Mapping[str, str]:
-        missing = [column for column in RUN_COLUMNS if column not in header]
-        if missing:
-            raise AtollError(
-                f"{path}: not a table of runs (no column {', '.join(missing)}), and left as it "
-                "is; give another file"
-            )
         matching = {column: row[column] for column in header if column in row}
         dropped = [column for column, text in row.items() if text and column not in matching]
         try:
@@ -47,7 +41,7 @@ def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]
             ) from None
         return matching
 
-    append_csv(path, list(row), aligned)
+    append_csv(path, list(row), aligned, RUN_COLUMNS, "runs")
 
 
 def _check(row: Mapping[str, str], priced: Estimate) -> None:

@@ -256,12 +256,9 @@ def ends_cost(
         moved = kernels.single_transition(block.stream_bytes, layout, layout, target, *mesh)
         parts = parts_of(head_code, digits)
         logits = block.head_bytes / prod(parts.values())
-        bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
-        # Logits and softmax pass through memory three times: written, read, and their gradient.
         entry, placement = np.zeros(1, np.int64), "external" if external else "optimizer"
         home_s, _ = home_cost(nodes, placement, setting, entry, entry, entry)
         time += float(nodes.compute_s[0] + home_s[0]) + 3.0 * sum(moved[:3])
-        time += 3.0 * logits / bandwidth
         weight = float(nodes.weight_s[0])
         states += np.concatenate(home_bytes(setting.states, placement, nodes, entry, entry))
     return EndsCost(time, weight, tuple(states.tolist()), logits)

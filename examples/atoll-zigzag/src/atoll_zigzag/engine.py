@@ -35,6 +35,7 @@ STAGES = [
 ]
 LOOPS = 5
 """Factors of the temporal loops that LOMA orders: all orders of so many are tried."""
+FILES = ("accelerator", "mapping", "workload")
 INPUT_BITS, SUM_BITS = 16, 32
 ALL = ["D1", "D2", "D3"]
 _WIDE = 1 << 20  # bits a cycle: wires between a core and its own buffer
@@ -73,27 +74,15 @@ def mapped(rows: int, columns: int, k: int, on: str, machine: Machine) -> Mapped
         "operand_source": {"I": 0, "W": 0},
     }
     files = {"accelerator": accelerator(machine), "mapping": mapping, "workload": [layer]}
-    logging.disable(logging.CRITICAL)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            paths = {name: Path(folder) / f"{name}.yaml" for name in files}
             for name, content in files.items():
                 # Memories are ordered from the arrays outwards.
-                paths[name].write_text(yaml.safe_dump(content, sort_keys=False))
-            answers = MainStage(
-                STAGES,
-                **{name: str(path) for name, path in paths.items()},
-                loma_lpf_limit=LOOPS,
-                loma_show_progress_bar=False,
-                nb_mappings_generated=1,
-                enable_mix_spatial_mapping_generation=False,
-                access_same_data_considered_as_no_access=True,
-                temporal_mapping_type=TemporalMappingType("uneven"),
-            ).run()
+                text = yaml.safe_dump(content, sort_keys=False)
+                (Path(folder) / f"{name}.yaml").write_text(text, encoding="utf-8")
+            answers = evaluated(Path(folder), LOOPS)
     except NoValidLoopOrderingFoundException:
         return None
-    finally:
-        logging.disable(logging.NOTSET)
     found = answers[0][1][0][0]
     glb, hbm = (
         sum(_words(levels[at]) for levels in found.memory_word_access.values()) for at in (-2, -1)
@@ -103,6 +92,24 @@ def mapped(rows: int, columns: int, k: int, on: str, machine: Machine) -> Mapped
     return Mapped(
         cycles, hbm * machine.hbm_bits_per_cycle / 8, glb * machine.glb_bits_per_cycle / 8
     )
+
+
+def evaluated(folder: Path, loops: int) -> Any:
+    """Run ZigZag on accelerator.yaml, mapping.yaml and workload.yaml of a folder."""
+    logging.disable(logging.CRITICAL)
+    try:
+        return MainStage(
+            STAGES,
+            **{name: str(folder / f"{name}.yaml") for name in FILES},
+            loma_lpf_limit=loops,
+            loma_show_progress_bar=False,
+            nb_mappings_generated=1,
+            enable_mix_spatial_mapping_generation=False,
+            access_same_data_considered_as_no_access=True,
+            temporal_mapping_type=TemporalMappingType("uneven"),
+        ).run()
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def accelerator(machine: Machine) -> dict[str, Any]:

@@ -167,6 +167,7 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
         return build_from(
             SearchAnswer,
             self,
+            summary=tuple(self.summary()),
             best=self.best.answer(),
             certificate=ArchitectureProof.of(proof, architectures=proof.items),
             space=None if scope is None else scope.answer(),

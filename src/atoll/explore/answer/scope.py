@@ -19,7 +19,14 @@ from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options, phaze_space
+from atoll.hardware.space import (
+    DEFAULT_GLB,
+    DesignLimits,
+    DesignSpace,
+    allowed_options,
+    phaze_space,
+    template_axes,
+)
 from atoll.hardware.spacefile import read_space, template_space
 from atoll.hardware.widened_space import widened_space
 from atoll.profiles import job_profile
@@ -208,6 +215,16 @@ def described_space(job: SearchQuestion, lifted: LiftedLimit = None) -> ProductS
         )
     _, link_Bps = linked_network
     return described.part({**described.axes.values, "link_Bps": (link_Bps,)})
+
+
+def listed_space(job: SearchQuestion) -> ProductSpace:
+    """Return the lists of a job's space before its limits."""
+    if _space_name(job) != PHAZE_SPACE:
+        return described_space(job)
+    profile = job_profile(job)
+    built = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
+    options = chosen_hbm(built.name, built.hbm_options, job.hbm)
+    return ProductSpace(built.name, template_axes(SYSTOLIC), options, DEFAULT_GLB)
 
 
 def is_linked(job: SearchQuestion) -> bool:

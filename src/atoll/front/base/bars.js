@@ -7,7 +7,7 @@ import { percent } from "./units.js";
 const MOST_IN_TABLE = 2; // of more bars the key has the shares of the first
 const LEAST_SHARE = 5e-4;
 
-/** Bars on one scale. `rows`: {name, about, parts: {part: value}}; `limit`: what there is, marked by a line. */
+/** Bars on one scale. `rows`: {name, about, parts: {part: value}, action: a button}; `limit`: what there is, marked by a line. */
 export function stackedBars(rows, format, limit = 0) {
   const of = (row, name) => Math.max(0, row.parts[name] ?? 0);
   const sums = rows.map((row) => Object.keys(row.parts).reduce((sum, name) => sum + of(row, name), 0));
@@ -19,7 +19,7 @@ export function stackedBars(rows, format, limit = 0) {
   const kind = (name) => (name.includes("bubble") ? "hatched" : "");
   const bar = (row, i) => [
     h("div", { class: "head" }, h("strong", {}, row.name), row.about ? h("span", { class: "muted" }, row.about) : null,
-      h("span", { class: "sum" }, format(sums[i]), limit ? ` of ${format(limit)}` : "")),
+      h("span", { class: "sum" }, format(sums[i]), limit ? ` of ${format(limit)}` : "", row.action && [" ", row.action])),
     h("div", { class: "stacked", role: "img", "aria-label": `${row.name}: ${names.map((n) => `${n} ${format(of(row, n))}`).join(", ")}` },
       names.filter((name) => of(row, name)).map((name) => h("i", {
         class: `part ${kind(name)}`, "data-part": name, tip: `${name}: ${format(of(row, name))} (${share(i, name)})`,

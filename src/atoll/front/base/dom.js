@@ -22,10 +22,29 @@ export const section = (id, title, about, ...children) =>
   h("section", { class: "card", id, "aria-labelledby": `${id}-title` },
     h("h2", { id: `${id}-title` }, title), about ? h("p", { class: "muted" }, about) : null, children);
 
-/** Rows of cells; the first column is words, the others are figures. */
-export const table = (heads, rows, given = {}) => h("div", { class: "scroll" }, h("table", given,
-  heads.length ? h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text)))) : null,
-  h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell) => h("td", {}, cell)))))));
+/** A box that scrolls sideways, also with the keyboard, where its content is wider. */
+export function scroller(label, ...children) {
+  const box = h("div", { class: "scroll" }, children);
+  new ResizeObserver(() => {
+    const wide = box.scrollWidth > box.clientWidth;
+    for (const [name, value] of Object.entries({ tabindex: 0, role: "group", "aria-label": label })) {
+      if (wide) box.setAttribute(name, value);
+      else box.removeAttribute(name);
+    }
+  }).observe(box);
+  return box;
+}
+
+/** Rows of cells; the first column is words, which head their row, the others are figures. */
+export const table = (heads, rows, given = {}) => scroller("Table, scrolls sideways", h("table", given,
+  heads.length ? h("thead", {}, h("tr", {}, heads.map((text) => headCell(text, "col")))) : null,
+  h("tbody", {}, rows.map((cells) => h("tr", {}, cells.map((cell, i) => (i ? h("td", {}, cell) : headCell(cell, "row"))))))));
+const headCell = (text, scope) => (text === "" ? h("td", {}) : h("th", { scope }, text));
+
+/** An answer in short, as it is printed: [label, words]; warnings stand out. */
+export const answerLines = (rows) => h("dl", { class: "lines" }, rows.map(([label, words]) =>
+  h("div", { class: label === "Note" || /DOES NOT FIT|tight:/.test(words) ? "warn" : null },
+    h("dt", {}, label), h("dd", { id: label === "Proof" ? "certificate" : null }, words))));
 
 /** Named figures: [name, value, unit, a line below]. */
 export const figures = (rows) =>

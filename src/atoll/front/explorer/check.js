@@ -1,7 +1,6 @@
 // A launch file, pasted or dropped: does it fit, how long is a step, which layout would be better.
 
-import { figures, h, say, section } from "../base/dom.js";
-import { bytes, number, seconds } from "../base/units.js";
+import { answerLines, h, say, section } from "../base/dom.js";
 import { pageOf } from "../views/page.js";
 import { post } from "./api.js";
 
@@ -11,13 +10,13 @@ export class Check {
     this.text = h("textarea", { id: "launch", rows: 12, spellcheck: "false", "aria-label": "Launch file",
       placeholder: "Paste or drop a Megatron-LM script, a torchtitan TOML, a DeepSpeed JSON, a NeMo YAML…" });
     this.device = h("select", { id: "check-device" }, devices.map((name) => h("option", { value: name, selected: name === "h100" }, name)));
-    this.devices = h("input", { id: "check-devices", type: "number", min: 1, placeholder: "as the file says" });
-    this.model = h("input", { id: "check-model", type: "text", placeholder: "as the file says" });
+    this.devices = h("input", { id: "check-devices", type: "number", min: 1, placeholder: "from the file" });
+    this.model = h("input", { id: "check-model", type: "text", placeholder: "from the file" });
     this.file = h("input", { type: "file", id: "check-file", "aria-label": "Choose a file", onchange: () => this.take(this.file.files) });
     this.button = h("button", { type: "button", id: "judge", onclick: () => this.judge() }, "Check");
     this.verdict = h("div", { class: "stack", id: "verdict", "aria-live": "polite" });
-    const asked = h("section", { class: "card", id: "paste" }, h("h2", {}, "A launch file"),
-      h("p", { class: "muted" }, "It is read, never run, and nothing of it is kept."), this.text,
+    const asked = h("section", { class: "card", id: "paste" }, h("h2", {}, "Check a launch file"),
+      h("p", { class: "muted" }, "The file is read on this machine. It is neither run nor kept."), this.text,
       h("div", { class: "row" }, this.file, h("label", {}, "Device ", this.device), h("label", {}, "Devices ", this.devices),
         h("label", {}, "Model ", this.model), this.button));
     asked.addEventListener("dragover", (event) => event.preventDefault());
@@ -35,13 +34,13 @@ export class Check {
 
   async judge() {
     this.button.disabled = true;
-    this.verdict.replaceChildren(h("p", { class: "muted", role: "status" }, "All layouts of the same job are bounded."));
+    this.verdict.replaceChildren(h("p", { class: "muted", role: "status" }, "Checking: all layouts of the same job are compared."));
     const asked = { name: named(this.name, this.text.value), text: this.text.value, device: this.device.value, model: this.model.value.trim() };
     if (this.devices.value) asked.devices = Number(this.devices.value);
     try {
-      const { check, view } = await post("/api/check", asked);
-      this.verdict.replaceChildren(...told(check), pageOf(view));
-      say("The verdict is there");
+      const verdict = await post("/api/check", asked);
+      this.verdict.replaceChildren(...verdictSections(verdict), pageOf(verdict.view, "h2"));
+      say("The file is checked");
     } catch (error) {
       this.verdict.replaceChildren(h("p", { class: "card warn", role: "alert" }, error.message));
     }
@@ -57,24 +56,13 @@ function named(name, text) {
   return /^\s*\[[\w.]+\]\s*$/m.test(start) ? "launch.toml" : /^[\w-]+:(\s|$)/m.test(start) && !/^\s*(export\s|--|\w+=)/m.test(start) ? "launch.yaml" : name;
 }
 
-const saved = (better) => (better.saved_percent === null ? "fits" : `saves ${number(better.saved_percent)} %`);
-
-function told(check) {
-  const { estimate, better, arguments: read } = check;
-  const interval = estimate.interval?.step_time_s;
-  const fits = estimate.memory_bytes.stages.map((stage) => [`stage ${stage.stage}`, bytes(stage.needed), estimate.memory_bytes.capacity - (stage.needed)]);
-  const least = fits.reduce((a, b) => (a[2] <= b[2] ? a : b));
-  const rows = [
-    ["Memory", estimate.fits ? "fits" : "does not fit", "", `${least[0]} needs ${least[1]} of ${bytes(estimate.memory_bytes.capacity)}`],
-    ["Step", seconds(estimate.step_time_s), "", interval ? `90 % of such runs lie between ${seconds(interval.low)} and ${seconds(interval.high)}` : ""],
-    ["Better", better ? better.layout : "none", "", better ? `${seconds(better.step_time_s)}, ${saved(better)}` : ""],
+function verdictSections({ check, summary }) {
+  const { better, arguments: read } = check;
+  return [
+    section("verdict-lines", "Verdict", "", answerLines(summary)),
+    ...(better ? [section("difference", "What would change", better.proof, h("pre", { tabindex: 0 }, better.launch_file))] : []),
+    section("arguments", "Arguments", `${Object.keys(read.used).length} used, ${Object.keys(read.without_effect).length} without effect on time or memory.`,
+      check.not_priced.length ? h("p", { class: "warn" },
+        `Not priced: ${check.not_priced.join("; ")}. The interval is wider for it, and no layout is proven best.`) : null),
   ];
-  const freed = check.with_other_flags;
-  if (freed) rows.push(["With other flags", freed.layout, "", `${seconds(freed.step_time_s)}, ${saved(freed)} (${freed.flags})`]);
-  const parts = [section("verdict-said", `${check.software}: ${estimate.layout_words ?? estimate.layout}`, check.notes.join(" "), figures(rows))];
-  if (better) parts.push(section("difference", "What would change", better.proof, h("pre", {}, better.launch_file)));
-  parts.push(section("arguments", "Arguments", `${Object.keys(read.used).length} used, ${Object.keys(read.without_effect).length} without effect on time or memory.`,
-    check.not_priced.length ? h("p", { class: "warn" },
-      `Not priced: ${check.not_priced.join("; ")}. The interval is wider for it, and no layout is proven best.`) : null));
-  return parts;
 }

@@ -31,7 +31,7 @@ export class Compare {
         h("button", { type: "button", onclick: () => state.set({ a: state.get("b") || null, b: state.get("a") || null }) }, "Swap"),
         h("label", { class: "row" }, (this.differing = h("input", { type: "checkbox", id: "differing", checked: state.get("differing") === "1",
           onchange: () => state.set({ differing: this.differing.checked ? "1" : null }) })), " only what differs"),
-        kind === "plan" ? h("span", { class: "muted" }, "0 is the best, 1 and on the runners-up") : h("span", { class: "muted" }, "set them in Designs, or type their numbers")),
+        kind === "plan" ? h("span", { class: "muted" }, "0 is the answer, 1 and up are its alternatives") : h("span", { class: "muted" }, "choose them in Designs, or type their numbers")),
       this.body);
     this.draw();
   }

@@ -38,7 +38,7 @@ export class Designs {
         h("button", { type: "button", id: "clear", onclick: () => this.clear() }, "Clear all"), this.boxes),
       h("div", { class: "stack" },
         h("section", { class: "card", "aria-label": "Scatter" }, this.trouble,
-          h("div", { class: "row" }, choose("y", "Up", "score"), choose("x", "Across", "area_mm2"),
+          h("div", { class: "row" }, choose("y", "Vertical axis", "score"), choose("x", "Horizontal axis", "area_mm2"),
             h("button", { type: "button", id: "png", onclick: () => this.png() }, "PNG")),
           this.caption, this.scatter.canvas, this.key),
         this.chosen,
@@ -93,14 +93,14 @@ export class Designs {
       if (!found) return;
       this.data = found;
       this.scatter.show(found, this.picked());
-      const front = found.front.length ? `; the front of ${number(found.front.length)} that no other beats in both` : "";
+      const front = found.front.length ? `; ${counted(found.front.length, "design")} on the Pareto front` : "";
       this.caption.textContent = found.mode === "cells"
         ? `${counted(found.shown, "design")}, counted in ${number(found.cells.length)} cells of a ${found.grid[0]} × ${found.grid[1]} grid${front}. Drag to look closer; up to 1,500 designs are drawn one by one.`
         : `${counted(found.shown, "design")}, each a point${front}. Drag to look closer.`;
       const most = found.mode === "cells" ? found.cells.reduce((m, c) => Math.max(m, c[2]), 1) : 0;
       this.key.replaceChildren(legend([
         most ? ["linear-gradient(90deg, var(--soft), var(--blue))", `1 to ${counted(most, "design")} in a cell (logarithmic)`, "scale"] : ["var(--blue)", "design", "round"],
-        ...(found.front.length ? [["var(--front)", "front: nothing found lies beyond its steps; the best is ringed", "line"]] : []),
+        ...(found.front.length ? [["var(--front)", "Pareto front; the best is ringed", "line"]] : []),
         ...["a", "b"].filter((letter) => state.get(letter)).map((letter) => [`var(--${letter})`, letter.toUpperCase(), "round"])]));
     });
   }
@@ -133,8 +133,8 @@ export class Designs {
       const go = (text, to, off) => h("button", { type: "button", disabled: off, onclick: () => state.set({ offset: to || null }) }, text);
       this.pager.replaceChildren(
         h("span", { class: "muted" }, found.count ? `${number(offset + 1)} to ${number(Math.min(offset + PAGE, found.count))} of ${number(found.count)}` : "none"),
-        h("span", { class: "row" }, go("First", 0, offset === 0), go("Back", Math.max(0, offset - PAGE), offset === 0),
-          go("On", offset + PAGE, offset >= last), go("Last", last, offset >= last)));
+        h("span", { class: "row" }, go("First", 0, offset === 0), go("Previous", Math.max(0, offset - PAGE), offset === 0),
+          go("Next", offset + PAGE, offset >= last), go("Last", last, offset >= last)));
     });
   }
 

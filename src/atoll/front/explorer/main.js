@@ -15,11 +15,11 @@ import * as state from "./state.js";
 import { WhatIf } from "./whatif.js";
 
 const VIEWS = {
-  search: { run: "Run", designs: "Designs", compare: "Compare", whatif: "What if", report: "Report" },
-  wafer: { run: "Run", report: "Report" },
-  planning: { run: "Run" },
+  search: { run: "Answer", designs: "Designs", compare: "Compare", whatif: "What if", report: "Report" },
+  wafer: { run: "Answer", report: "Report" },
+  planning: { run: "Progress" },
   sweep: { report: "Report" },
-  plan: { layouts: "Layouts", compare: "Compare", whatif: "What if", report: "Report" },
+  plan: { layouts: "Answer", compare: "Compare", whatif: "What if", report: "Report" },
 };
 const byId = (id) => document.getElementById(id);
 let runs = [], leftOut = [], view = null, present = "";

@@ -14,7 +14,7 @@ export class Report {
   changed() {}
 
   async draw(run) {
-    const page = pageOf(await ask(`/${run}/view`));
+    const page = pageOf(await ask(`/${run}/view`), "h2");
     this.element.replaceChildren(h("div", { class: "row end" },
       h("a", { class: "button", id: "report-file", href: `/api/runs/${run}/report.html` }, "Report as one file")), page);
   }

@@ -1,7 +1,7 @@
 // The view of a search: its state, its answer, score and bound over time.
 
 import { COLUMNS } from "../base/columns.js";
-import { download, figures, h, legend, section, table } from "../base/dom.js";
+import { answerLines, download, figures, h, legend, section, table } from "../base/dom.js";
 import { Plot, padded } from "../base/plot.js";
 import { counted, duration, number, percent } from "../base/units.js";
 import { baselinesView } from "../views/parts.js";
@@ -23,10 +23,10 @@ export class RunView {
     this.element = h("div", { class: "stack" }, this.top,
       h("div", { class: "halves" },
         h("section", { class: "card" },
-          h("div", { class: "row end" }, h("h2", {}, "Best found and bound over time"),
+          h("div", { class: "row end" }, h("h2", {}, "Best score and upper bound over time"),
             h("button", { type: "button", onclick: () => this.canvas.toBlob((b) => download(b, `${run}-progress.png`)) }, "PNG")),
           this.canvas,
-          legend([["var(--blue)", "best design found", "line"], ["var(--front)", "no design is better than this", "line"]])),
+          legend([["var(--blue)", "best design so far", "line"], ["var(--front)", "upper bound", "line"]])),
         this.side));
     this.update();
   }
@@ -44,18 +44,15 @@ export class RunView {
       ? proof.sentence
       : status.gap !== null && status.gap !== undefined
         ? `So far: the best of ${counted(status.total, planning ? "layout" : "architecture")} may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
-        : "Nothing is found yet.";
-    const chip = !live && result.accelerator;
+        : "No design is evaluated yet.";
     this.top.replaceChildren(...[
       h("h2", {}, `${details.models.join(", ")} on ${counted(details.devices, wafer ? "die" : "device")}`),
-      h("p", { id: "certificate" }, sentence),
-      chip ? h("p", {}, `${result.chip}, ${number(chip.peak_TFLOPs)} TFLOP/s peak`) : null,
+      h("div", { id: "certificate" }, !live && result.summary?.length ? answerLines(result.summary) : h("p", {}, sentence)),
       details.trouble ? h("p", { class: "warn", role: "alert" }, details.trouble) : null,
       figures([
         [`Best ${COLUMNS.score.label.toLowerCase()}`, number(status.score || NaN), unit],
         ["Gap to the bound", status.gap === null ? "–" : percent(status.gap, 2)],
-        ...(chip ? [["Area", number(chip.area_mm2), "mm²"]] : []),
-        ["May still be better", number(status.left), `${NOUNS[details.kind]}s`],
+        ["Not ruled out yet", number(status.left), `${NOUNS[details.kind]}s`],
         ...(!chips ? [] : [["Evaluated", number(status.evaluated), "chips"], ["Designs on record", number(status.designs)]]),
         ["Searched for", duration(status.seconds)],
       ]),

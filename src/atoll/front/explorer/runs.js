@@ -32,8 +32,8 @@ export class Runs {
     const query = new URLSearchParams(this.boxes.filter((box) => box.checked).map((box) => ["run", box.value]));
     try {
       const view = await known(`/api/compare?${query}`);
-      if (this.differing.checked) view.tables = view.tables.map((t) => ({ ...t, rows: t.rows.filter(([mark]) => mark) }));
-      this.body.replaceChildren(pageOf(view));
+      if (this.differing.checked) view.tables = view.tables.map((t) => ({ ...t, rows: t.rows.filter(([, mark]) => mark) }));
+      this.body.replaceChildren(pageOf(view, "h2"));
     } catch (error) {
       this.body.replaceChildren(h("p", { class: "warn card", role: "alert" }, error.message));
     }

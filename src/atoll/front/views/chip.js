@@ -73,8 +73,7 @@ export function chipView({ chip }) {
     s("text", { class: "muted", x: SIZE + LEFT, y: SIZE + 20, "text-anchor": "end" }, `${number(side, 3)} × ${number(side, 3)} mm`));
 
   return section("chip", "The chip, to scale",
-    `${number(chip.area_mm2)} mm² on the die. The template fixes how much of each part there is, not where: the floor plan here is ours. `
-    + "HBM stacks stand beside the die and are not to scale.",
+    `${number(chip.area_mm2)} mm² on the die. Areas are to scale, positions are illustrative; the HBM stacks are not to scale.`,
     h("div", { class: "pair" },
       s("svg", { class: "large", id: "chip-picture", viewBox: `0 0 ${SIZE + LEFT + 8} ${SIZE + 40}`, role: "img",
         "aria-label": "The die with its cores and buffers, to scale" }, shapes),

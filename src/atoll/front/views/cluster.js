@@ -1,11 +1,11 @@
 // A layout on the machine: every device in its node, coloured by its place on one axis; its launch files.
 
 import { nth, tone } from "../base/colours.js";
-import { choice, h, legend, redrawn, s, section, table } from "../base/dom.js";
+import { choice, download, h, legend, redrawn, s, section, table } from "../base/dom.js";
 import { number, rate, seconds } from "../base/units.js";
 
 const AXES = { tp: "tensor", cp: "context", dp: "data", pp: "pipeline" };
-const MOST_DEVICES = 2048, MOST_NAMED = 16;
+const MOST_DEVICES = 2048, MOST_NAMED = 8;
 
 /** A colour for a rank: of the palette, or of a ramp where there are many. */
 function shade(rank, many) {
@@ -19,7 +19,7 @@ export function clusterView({ cluster }) {
   const used = order.filter(([, size]) => size > 1);
   const axis = choice("layout-axis", (used.length ? used : order.slice(0, 1)).map(([name, size]) => [name, `${AXES[name]} (${size})`]),
     used.some(([name]) => name === "pp") ? "pp" : undefined);
-  const plot = h("div", { class: "wide" }), keys = h("div");
+  const plot = h("div", {}), keys = h("div");
   const size = levels[0].devices, shown = Math.min(devices, MOST_DEVICES), nodes = Math.ceil(shown / size);
 
   function place(rank) {
@@ -49,22 +49,29 @@ export function clusterView({ cluster }) {
     }
     plot.replaceChildren(s("svg", { width, height: rows * tall + 2, role: "img", id: "layout-picture",
       "aria-label": `Devices coloured by their ${AXES[name]} rank` }, shapes));
-    const named = Array.from({ length: Math.min(many, MOST_NAMED) }, (_, rank) => [shade(rank, many), `${AXES[name]} ${rank}`]);
-    if (many > MOST_NAMED) named.push(["transparent", `and ${many - MOST_NAMED} more`]);
-    keys.replaceChildren(legend(named));
+    const named = many > MOST_NAMED ? [0, 1, many - 1] : [...Array(many).keys()];
+    keys.replaceChildren(legend(named.map((rank) => [shade(rank, many), `${AXES[name]} ${rank}`])));
     if (shown < devices) keys.append(h("p", { class: "muted" }, `The first ${number(shown)} of ${number(devices)} devices.`));
   }
   axis.addEventListener("input", paint);
   redrawn(plot, paint);
   return section("layout", "The layout on the machine",
-    "Ranks fill a node first: neighbours in the tensor group sit on its links. Every square is a device, every frame a node.",
+    "Every square is a device, every frame a node. Ranks fill a node first.",
     table(["level", "devices", "bandwidth per device", "latency"],
       levels.map((level) => [level.name, number(level.devices), rate(level.bandwidth_Bps), seconds(level.latency_s)]), { class: "fit" }),
-    h("div", { class: "row controls" }, h("label", {}, "colour by ", axis)), plot, keys);
+    h("div", { class: "row controls" }, h("label", {}, "Colour by ", axis)), plot, keys);
 }
 
-export function launchView({ launch }) {
-  const good = Math.max(0, launch.findIndex((file) => file.text));
+const saved = (file) => download(new Blob([file.text], { type: "text/plain" }), file.file);
+
+/** Saves the launch file of the answer's own tool; nothing where it has none. */
+export function launchButton({ launch, tool }) {
+  const file = launch.find(({ target, text }) => target === tool && text);
+  return file && h("button", { type: "button", id: "launch-save", onclick: () => saved(file) }, `Download ${file.file} for ${tool}`);
+}
+
+export function launchView({ launch, tool: own }) {
+  const good = Math.max(0, launch.indexOf(launch.find((file) => file.target === own && file.text) ?? launch.find((file) => file.text)));
   const tool = choice("launch-tool", launch.map((file, i) => [i, file.text ? file.target : `${file.target} (no file)`]), good);
   const said = h("span", { class: "muted", "aria-live": "polite" });
   const notes = h("ul", { class: "muted" }), text = h("pre", { id: "launch-text", tabindex: 0 });
@@ -77,17 +84,18 @@ export function launchView({ launch }) {
       getSelection().selectAllChildren(text);
       said.textContent = document.execCommand("copy") ? "copied" : "selected: press Ctrl+C";
     }
-  } }, "copy");
+  } }, "Copy");
+  const save = h("button", { type: "button", id: "launch-download", onclick: () => saved(launch[Number(tool.value)]) }, "Download");
   function show() {
     const chosen = launch[Number(tool.value)];
     said.textContent = chosen.file;
     notes.replaceChildren(...chosen.notes.map((note) => h("li", {}, note)));
     text.textContent = chosen.text;
     refusal.textContent = chosen.refused;
-    copy.disabled = text.hidden = !chosen.text;
+    copy.disabled = save.disabled = text.hidden = !chosen.text;
   }
   tool.addEventListener("input", show);
   show();
-  return section("launch", "The launch file", "The same layout in the words of a training tool. Copy it, or let atoll plan --export write it.",
-    h("div", { class: "row controls" }, h("label", {}, "tool ", tool), copy, said), refusal, notes, text);
+  return section("launch", "The launch file", "The same layout as the launch file of a training tool.",
+    h("div", { class: "row controls" }, h("label", {}, "Tool ", tool), copy, save, said), refusal, notes, text);
 }

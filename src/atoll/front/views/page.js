@@ -1,25 +1,31 @@
 // The page of an answer, section by section: a report's, and a view of the explorer.
 
-import { figures, h } from "../base/dom.js";
+import { answerLines, figures, h, section } from "../base/dom.js";
 import { chipView } from "./chip.js";
-import { clusterView, launchView } from "./cluster.js";
+import { clusterView, launchButton, launchView } from "./cluster.js";
+import { comparisonView } from "./comparison.js";
 import { baselinesView, memoryView, reasonsView, sensitivityView, timesView } from "./parts.js";
 import { pipelineView } from "./pipeline.js";
 import { scheduleView } from "./schedule.js";
-import { plotView, tableView } from "./several.js";
+import { chartsView, tableView } from "./several.js";
 import { spaceView } from "./space.js";
 import { waferView } from "./wafer.js";
 
-export function pageOf(data) {
+const EARLIER = ["Note", "Written by an earlier version of Atoll without a summary; run the same command again for one."];
+
+/** `heading`: the tag of the title, "h1" where nothing else is on the page. */
+export function pageOf(data, heading = "h1") {
   const sections = [
+    (data.details.length || data.facts.length) && section("details", "Assumptions and proof", "", answerLines(data.details), figures(data.facts)),
     data.chip && chipView(data),
     data.wafer && waferView(data),
     data.space && spaceView(data),
     data.cluster && clusterView(data),
-    data.plot && plotView(data),
+    data.charts.length && chartsView(data),
     ...(data.tables ?? []).map(tableView),
     data.times.length && timesView(data),
     data.baselines?.length && baselinesView(["this answer", data.score], data.baselines, data.unit),
+    data.comparison && comparisonView(data),
     data.reasons?.length && reasonsView(data),
     data.models.some((model) => model.layers.length) && scheduleView(data),
     data.models.some((model) => model.pipeline) && pipelineView(data),
@@ -29,12 +35,9 @@ export function pageOf(data) {
   ].filter(Boolean);
   const link = (node) => h("a", { href: `#${node.id}` }, node.querySelector("h2").textContent.replace(/[:,].*/, ""));
   return h("div", { class: "stack" },
-    h("h1", {}, data.title),
-    h("p", { class: "lead", id: "answer" }, data.sentence),
-    h("p", { class: "proof", id: "certificate" }, data.certificate),
-    data.given && h("p", { class: "proof", id: "given" }, `Given: ${data.given}.`),
-    data.notes.map((note) => h("p", { class: "proof warn" }, note)),
+    h(heading, { class: "title" }, data.title),
+    h("section", { class: "card", id: "answer", "aria-label": "Answer" }, answerLines(data.summary.length ? data.summary : [EARLIER]),
+      data.launch && h("div", { class: "row" }, launchButton(data))),
     h("nav", { class: "contents", "aria-label": "Contents" }, sections.map(link)),
-    data.facts.length ? h("section", { class: "card", id: "facts", "aria-label": "Figures" }, figures(data.facts)) : null,
     sections);
 }

@@ -15,7 +15,7 @@ const MOST_ZOOM = 64, WIDEST = 30000;
 export function pipelineView({ models }) {
   const shown = models.filter((model) => model.pipeline);
   return section("pipeline", "The pipeline over one step",
-    "A lane for every stage, replayed pass by pass. Pale gaps are bubbles: the stage waits.",
+    "One row per stage. Pale gaps are bubbles, in which the stage waits.",
     shown.map((model, i) => [shown.length > 1 ? h("h3", {}, model.model) : null, onePipeline(model.pipeline, i)]));
 }
 
@@ -24,9 +24,9 @@ function onePipeline(line, index) {
   const idle = line.idle_s.reduce((a, b) => a + b, 0) / line.idle_s.length / line.step_time_s;
   const about = [
     `${counted(stages.length, "stage")}, ${number(line.microbatches)} microbatches, a step of ${seconds(line.step_time_s)}; stages wait ${percent(idle)} of it on average.`,
-    `The replay’s clock is stretched by ${line.stretch.toFixed(4)} to the step’s time.`,
-    line.end_s > 1.0001 * line.step_time_s && "Steps follow one another without a barrier: later stages begin and end theirs later.",
-    line.left_out && `Of the middle, ${number(line.left_out)} passes are left out of the picture.`,
+    Math.abs(line.stretch - 1) > 5e-5 && `Times are scaled by ${line.stretch.toFixed(4)} to the estimated step.`,
+    line.end_s > 1.0001 * line.step_time_s && "Steps follow each other without a barrier: later stages begin and end later.",
+    line.left_out && `${number(line.left_out)} passes in the middle are not drawn.`,
   ].filter(Boolean).join(" ");
   const lane = stages.length > 16 ? 14 : 24, every = Math.ceil(stages.length / 32);
   const canvas = h("canvas", { id: `pipeline-plot-${index}`, role: "img", "aria-label": "Passes of every stage over time" });

@@ -104,8 +104,8 @@ export function scheduleView({ models }) {
   }
   layer.addEventListener("input", paint);
   redrawn(plot, paint);
-  return section("schedule", cores ? "A layer’s schedule on the cores" : "A layer, operator by operator", cores
-    ? "Each block is one operator: its width is time, its height the cores that it holds. Colour says what limits it."
-    : "One device runs them one after the other. Collectives are shown alone, before any overlap with products.",
-  h("div", { class: "row controls" }, h("label", {}, "layer ", layer)), about, plot, keys);
+  return section("schedule", cores ? "A layer’s schedule on the cores" : "Operators of a layer", cores
+    ? "Each block is one operator: its width is time, its height the cores that it uses, its colour what limits it."
+    : "Operators in the order in which a device runs them. Collectives are shown without overlap.",
+  h("div", { class: "row controls" }, h("label", {}, "Layer ", layer)), about, plot, keys);
 }

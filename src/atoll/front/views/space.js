@@ -61,7 +61,7 @@ function filtersOf(space) {
     }
     return found;
   }
-  const element = h("div", { class: "row controls" }, h("label", {}, "against ", axis), logLabel,
+  const element = h("div", { class: "row controls" }, h("label", {}, "Horizontal axis ", axis), logLabel,
     states.map((state) => state?.[1]), parameters.map(([name, input]) => h("label", {}, COLUMNS[name].label.toLowerCase(), " ", input)),
     h("label", {}, "area at most ", limit));
   return { axis, log, held, passing, element };
@@ -116,7 +116,7 @@ export function spaceView({ space: packed, baselines, score: best, unit, pareto 
   const describe = (i) => packed.shown.map(({ name, label }) => `${label.toLowerCase()} ${withUnit(name, space.value(name, i))}`).join(", ");
 
   const scatter = new Scatter({
-    id: "space-plot", label: "Throughput of all chips; arrow keys walk along the front", height: innerWidth < 600 ? 320 : 440,
+    id: "space-plot", label: "Throughput of all chips; arrow keys follow the front", height: innerWidth < 600 ? 320 : 440,
     draw, stops: (marks) => marks.filter((mark) => front.has(mark.i)), pick: (mark) => pick(mark.i), walk: (mark) => pick(mark.i),
     words: ({ i }) => [describe(i), `${number(space.score[i], 5)} ${unit}${space.state[i] === EVALUATED ? "" : " at most"}`],
   });
@@ -175,15 +175,15 @@ export function spaceView({ space: packed, baselines, score: best, unit, pareto 
         ...(found ? [["HBM, at most", bytes(value("hbm_capacity_bytes"))], ["layout", `p${value("pipeline")} t${value("tensor")} d${value("data")}`],
           ["microbatch", value("microbatch")]] : []),
       ], { class: "wrap told" }),
-      ...(front.has(i) ? [h("p", { class: "muted" }, "On the front: no evaluated chip is faster for less.")] : []),
+      ...(front.has(i) ? [h("p", { class: "muted" }, "On the Pareto front: no evaluated chip is faster at a lower value of this axis.")] : []),
     ]));
     scatter.redraw();
   }
 
   const proven = pareto[axis.value];
-  const node = section("space", "All chips: what they reach, or cannot exceed",
-    "Each point is one chip. Designs with a plan stand at their throughput; all others at the bound that no plan of "
-    + "theirs exceeds. Click a point, or use the arrow keys in the plot to walk along the front.",
+  const node = section("space", "All chips",
+    "Each point is one chip: its throughput if it was evaluated, otherwise its upper bound. "
+    + "Click a point, or follow the front with the arrow keys in the plot.",
     packed.note ? h("p", { class: "muted" }, packed.note) : null,
     filters.element, count, h("div", { class: "pair" }, scatter.canvas, detail),
     legend([...STATES.map((words, k) => [tone(COLOURS[k]), words]).filter((_, k) => held.has(k)),

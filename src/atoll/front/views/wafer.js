@@ -55,5 +55,5 @@ export function waferView({ wafer }) {
   redrawn(plot, paint);
   return section("wafer", "The wafer",
     "Every square is a die. Lines between dies are links: the thicker, the more bytes a microbatch sends over them.",
-    h("div", { class: "row controls" }, h("label", {}, "colour by ", colour)), plot, keys);
+    h("div", { class: "row controls" }, h("label", {}, "Colour by ", colour)), plot, keys);
 }

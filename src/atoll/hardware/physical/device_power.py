@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from atoll.hardware.physical.constants import PUBLISHED, ranged
+from atoll.hardware.physical.constants import PUBLISHED, published
 from atoll.hardware.physical.power import clock_share
 
 
@@ -26,37 +26,25 @@ from atoll.hardware.physical.power import clock_share
 class DevicePower:
     """Shares of a device's rating, and watts of what is around it."""
 
-    idle: float = ranged(0.11, 0.1, 0.2, "clocks low: H200 79 W; others 0.2 (arXiv 2604.10852)")
-    running: float = ranged(0.34, 0.25, 0.4, "fitted; clocks high, nothing moved: H200 237 W")
-    products: float = ranged(
-        1.27, 1.0, 1.6, "fitted; matrix units at peak, random data: 0.9 pJ/FLOP"
-    )
-    zeros: float = ranged(0.22, 0.1, 0.4, "fitted; of products, where operands are zeros")
-    half_zeros: float = ranged(0.8, 0.5, 1.0, "of products, where half of the operands are zeros")
-    dram: float = ranged(0.58, 0.4, 0.7, "fitted; DRAM at its peak with the way to it: 85 pJ/byte")
-    interface: float = ranged(
-        0.45, 0.35, 0.6, "of dram, what no voltage lowers: HBM2e to HBM3e 4 to 5 pJ/bit"
-    )
-    feeding: float = ranged(
-        0.5, 0.35, 0.7, "of the clock, what still asks for all of DRAM's bandwidth; assumed"
-    )
-    cache: float = ranged(0.31, 0.2, 0.5, "of the same bytes out of the cache: 45 pJ/byte; assumed")
-    vector: float = ranged(
-        0.44, 0.2, 0.6, "fitted; an operation on each of 32 elements in the time of a FLOP's 64"
-    )
-    held: float = ranged(0.985, 0.97, 1.0, "of the limit, what a capped device draws on average")
-    host_W: float = ranged(
-        1350.0, 1000.0, 1800.0, "processors, switches, network cards, memory of a node of 8"
-    )
-    fans: float = ranged(0.05, 0.02, 0.15, "of a node cooled by air; none in a liquid")
-    supply: float = ranged(0.97, 0.94, 0.985, "power out of the supplies over power in")
-    waiting: float = ranged(
-        0.2, 0.1, 0.3, "a fixed small batch on n nodes keeps devices busy for n^-0.2 of the time"
-    )
-    pretraining_wait: float = ranged(0.03, 0.0, 0.15, "of the time, in pretraining at scale")
+    idle: float
+    running: float
+    products: float
+    zeros: float
+    half_zeros: float
+    dram: float
+    interface: float
+    feeding: float
+    cache: float
+    vector: float
+    held: float
+    host_W: float
+    fans: float
+    supply: float
+    waiting: float
+    pretraining_wait: float
 
 
-H200_FIT = DevicePower()
+H200_FIT = published(DevicePower)
 SPEED_SPREAD = 0.015
 """Standard deviation of the speed of devices of one type over their mean, as each board reaches its
 own clock at the power limit. Products differ by 8 % between the ends of box plots (5.4 standard

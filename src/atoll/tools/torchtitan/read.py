@@ -23,6 +23,8 @@ SCHEDULES = {
 
 OPTIMIZERS = {"fused": "", "foreach": "foreach", "for-loop": "forloop"}
 """Flags of the optimizer's implementations."""
+BACKENDS = {"sdpa": "flash", "flex_flash": "flash", "flex": "flex", "varlen": "flash2"}
+"""Attention kernels by torchtitan's names; SDPA was the only one of releases before 0.3."""
 LONGEST_SEQUENCE = 131072
 """Tokens: Llama 3.1's limit, above what job files use."""
 
@@ -77,6 +79,11 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     implementation = args.text("optimizer.implementation") or "fused"
     if implementation not in OPTIMIZERS:
         args.used.pop("optimizer.implementation")
+    backend = args.text("model.attn_backend") or "sdpa"
+    if backend in BACKENDS:
+        fields["attention"] = BACKENDS[backend]
+    else:
+        args.used.pop("model.attn_backend")
     flags = f"loss_chunks={args.count('loss.num_chunks') or 1}", OPTIMIZERS.get(implementation, "")
     fields["flags"] = " ".join(filter(None, flags))
     if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):

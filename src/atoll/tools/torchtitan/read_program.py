@@ -90,7 +90,11 @@ def _job(config: Mapping[str, Any], family: str) -> dict[str, Any]:
         if name != CALLED and value is not None
     }
     spec, loss = sections.pop("model_spec", {}), str(config.get("loss"))
-    sections["model"] = {"name": family, "flavor": spec.get("0", spec.get("flavor"))}
+    sections["model"] = {
+        "name": family,
+        "flavor": spec.get("0", spec.get("flavor")),
+        "attn_backend": spec.get("attn_backend", "varlen" if family == "gpt_oss" else "flex"),
+    }
     if spec.get("converters"):
         sections["model"]["converters"] = str(spec["converters"]).lower()
     policy = str((config.get("activation_checkpoint") or {}).get(CALLED, "none")).partition(".")[0]

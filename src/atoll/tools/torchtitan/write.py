@@ -30,6 +30,9 @@ CONVERTERS = {
 }
 """Converters of all linear layers but the head, by precision."""
 
+BACKENDS = {"flash": "flex_flash", "flash2": "varlen"}
+"""torchtitan's names of attention kernels; others run as FlexAttention."""
+
 
 def torchtitan(plan: LaunchPlan) -> LaunchFile:
     flavor = find_flavor(plan.model)
@@ -40,7 +43,11 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
     ]
     imports, register, converter = "", "", CONVERTERS.get(plan.precision, "")
     settings: dict[str, Settings] = {
-        "model": {"name": flavor.name, "flavor": flavor.flavor},
+        "model": {
+            "name": flavor.name,
+            "flavor": flavor.flavor,
+            "attn_backend": BACKENDS.get(plan.attention, "flex"),
+        },
         "training": _training(plan),
         "parallelism": {
             **_data_parallel(plan, notes),

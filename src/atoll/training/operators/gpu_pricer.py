@@ -108,7 +108,7 @@ class GpuPricer:
         # the reduction, so it is transposed for every data gradient.
         single_copy = frozen and dtype == "fp8" and stack.scaled_weights
         self.transposes_weights = single_copy and gpu.fp4_flops is None
-        self.attention_factor = attention_factor(gpu, stack, attention)
+        self.attention = attention
         self.dtype = dtype
         cast = dtype in SCALED and stack.scaled_inputs
         self.operand_share = ELEMENT_BYTES[dtype] / HALF if cast else 1.0
@@ -454,7 +454,7 @@ class GpuPricer:
             seconds = max(seconds, ring_s)
         passes_s = query_passes_s(self.gpu, op)
         seconds = passes_s + kernel_factor(op, self.stack) * (seconds - passes_s)
-        seconds *= self.attention_factor
+        seconds *= attention_factor(self.gpu, self.stack, self.attention, op.kind)
         seconds *= (head + width) / (2 * head)
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
         if scores.fraction < 0.98 * full:  # a sliding window

@@ -13,6 +13,7 @@ from atoll.base.stopping import Stop, StoppedError
 from atoll.hardware.device import load_device
 from atoll.hardware.gpu import Gpu
 from atoll.questions.chips import Precision
+from atoll.training.estimate import Estimate
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
@@ -30,6 +31,15 @@ def precision_of(name: str, wanted: Precision) -> Precision | None:
     return None
 
 
+def best_estimate(run: Run, stop: Stop | None = None) -> Estimate:
+    """Return the fastest layout of a run that its tool can launch, with its estimate."""
+    usable = import_named("atoll.export:refusals")(run)
+    device_plan = plan(run, Axes(**run.tool.axes), usable=usable, runners_up=0, stop=stop)
+    if device_plan.stopped:
+        raise StoppedError
+    return device_plan.best
+
+
 def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDevice:
     """Return the best layout of a run on the named device, with its proof."""
     none = ExistingDevice(device=name, network=run.network.name, stack=run.stack.name, fits=False)
@@ -37,14 +47,9 @@ def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDev
         gpu = run.gpu
         none = replace(none, power_W=gpu.power_W, process_nm=gpu.process_nm, area_mm2=gpu.die_mm2)
     try:
-        usable = import_named("atoll.export:refusals")(run)
-        axes = Axes(**run.tool.axes)
-        device_plan = plan(run, axes, usable=usable, runners_up=0, stop=stop)
+        best = best_estimate(run, stop)
     except InfeasibleError as error:
         return replace(none, reason=str(error))
-    if device_plan.stopped:
-        raise StoppedError
-    best = device_plan.best
     return replace(
         none,
         fits=True,

@@ -33,7 +33,9 @@ class PlanProblem:
     axes: Axes
     usable: LayoutRefusal | None
     explained: bool
-    """Whether the reasons are computed during the solve, within its limits, or on first use."""
+    """Whether the reasons are computed during the solve, or on first use."""
+    stoppable: bool
+    """Whether the caller's stop condition also applies to what is computed on first use."""
 
     def identity(self) -> Identity:
         """Return what identifies the stored pieces; the run's tool is in its contents."""
@@ -86,8 +88,9 @@ class PlanProblem:
         solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
         if self.explained:
             _ = solved_plan.reasons, solved_plan.unrestricted
-        # Later calls use neither workers nor a limit.
-        pieces.ask, pieces.announce, solved_plan.space.stop = pieces.make, None, Stop()
+        pieces.ask, pieces.announce = pieces.make, None  # later calls use no workers
+        if not self.stoppable:
+            solved_plan.space.stop = Stop()
         return solved_plan
 
     def files(self, answer: Plan) -> Mapping[str, str]:

@@ -332,6 +332,7 @@ class WaferResult(ExplainedResult[WaferAnswer, WaferExplanation]):
         return build_from(
             WaferAnswer,
             self,
+            summary=tuple(self.summary()),
             best=build_from(
                 BestMapping,
                 model,

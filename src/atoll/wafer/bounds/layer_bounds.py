@@ -287,7 +287,7 @@ class LayerBounds:
         """Return the bound of products at peak rate alone."""
         block = self.block(microbatch)
         legal = all(splits(unit.sizes, dies) for unit in block.units)
-        peak = self.wafer.core.peak_flops * dies
+        peak = self.pricer.chip.peak_flops * self.pricer.stalls.array * dies
         if self.options.volume_only:
             peak = np.inf
 
@@ -324,7 +324,7 @@ class LayerBounds:
         """Combine seconds of passes into bounds of a layer, the head and the embedding."""
         block = self.block(microbatch)
         rounds, states = self.planners[0].rounds(microbatch), self.options.states
-        bandwidth_Bps = self.pricer.chip.hbm.bandwidth_Bps
+        bandwidth_Bps = self.pricer.stream_Bps
         parameters = sum(unit.parameters for unit in block.units)
         update = 0.0 if self.external else states.update / (dies * bandwidth_Bps * rounds)
         unit_times = [times[unit.name] for unit in block.units]
@@ -335,7 +335,6 @@ class LayerBounds:
         if block.head is not None:
             head = times[block.head.name]
             head_but_weight_s = head.forward_s + head.backward_s + update * block.head.parameters
-            head_but_weight_s += 3.0 * block.head_bytes / dies / bandwidth_Bps
             head_s = head_but_weight_s + head.weight_s
             head_bytes = block.head_bytes / dies
             head_bytes += (

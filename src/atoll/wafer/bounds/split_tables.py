@@ -129,7 +129,7 @@ class SplitTables(ChainTables):
         divided = np.array([prod(cut.get(tag, 1) for tag in kind.weight) for cut in cuts], np.int64)
         copies = self.dies // divided
         parameters = (unit.parameters if unit else 0) / divided
-        step_s = states.update * parameters / self._pricer.chip.hbm.bandwidth_Bps
+        step_s = states.update * parameters / self._pricer.stream_Bps
         wafer = self.setting.wafer
         port_s = states.weight * (unit.parameters if unit else 0)
         port_s /= wafer.io_Bps * self.setting.io_share

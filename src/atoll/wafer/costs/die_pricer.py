@@ -12,13 +12,14 @@ import numpy as np
 from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import chips_of_accelerator, pick
 from atoll.cost.model import map_products
+from atoll.cost.table import drained_bytes, masked_fraction, overlapped_s, tail_flops
 from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.template.cores import ProductShape
 from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import TaggedMatmul, TaggedVector, Unit
 from atoll.wafer.encoding.codes import Parts, by_tag
-from atoll.workload.graph.operator import VectorWork
+from atoll.workload.graph.operator import Matmul, VectorWork
 
 Cuts = Mapping[str, int] | Mapping[str, Ints]
 """Parts by tag, of one split or of many."""
@@ -29,21 +30,21 @@ def split(size: Any, parts: Any) -> Any:
     return -(-size // parts)
 
 
-def operator_s(products_s: Any, vectors_s: Any, memory_s: Any, overlapped: bool) -> Any:
-    """Return products + vectors, or if `overlapped` (nothing between them leaves the chip)
-    max(products, vectors, memory). Products and vector passes include their own memory traffic.
-    """
-    if not overlapped:
-        return products_s + vectors_s
-    return np.maximum(np.maximum(products_s, vectors_s), memory_s)
-
-
 class DiePricer:
-    """Prices products and vector passes on a die, each distinct product once."""
+    """Prices products and vector passes on a die, each distinct product once.
+
+    A die loses what its kind of chip loses (`hardware.template.stalls`), by the rules of searched
+    chips (`cost.table`).
+    """
 
     def __init__(self, chip: Accelerator) -> None:
         self.chip = chip
-        configs = chips_of_accelerator(chip, DEFAULT).tensor_configs
+        chips = chips_of_accelerator(chip, DEFAULT)
+        self.stalls = chips.stalls
+        self.stream_Bps = float(chips.stream_Bps[0])
+        """HBM bandwidth that streams reach."""
+        self.glb_Bps = float(chips.glb_Bps[0])
+        configs = chips.tensor_configs
         self._config = pick(configs, np.array([configs.cores.argmax()]))
         self._product_times_s: dict[ProductShape, float] = {}
         self.pass_times_s: WeakKeyDictionary[Unit, dict[tuple[object, ...], list[float]]] = (
@@ -64,15 +65,19 @@ class DiePricer:
         return self._product_times_s[shape]
 
     def pass_s(self, work: TaggedVector, parts: Cuts) -> Any:
-        """Return the seconds of a vector pass on a die's share: max(lanes, memory)."""
+        """Return the seconds of a vector pass on a die's share: its share of an operator's start,
+        lanes or shared buffer, and the memory that overlaps them."""
         rows, columns = _share(parts, work.rows), _share(parts, work.columns)
         local = VectorWork(
             work.work.function, split(work.work.rows, rows), split(work.work.cols, columns)
         )
-        chip = self.chip
-        cycles = vector_cycles(local, chip.vector_cores, chip.vector_width)
+        chip, stalls = self.chip, self.stalls
+        operations = stalls.operations or DEFAULT.vector_operations
+        cycles = vector_cycles(local, chip.vector_cores, chip.vector_width, operations)
         moved_bytes = work.bytes / (rows * columns)
-        return np.maximum(cycles / chip.clock_Hz, moved_bytes / chip.hbm.bandwidth_Bps)
+        lanes_s = np.maximum(cycles / chip.clock_Hz, moved_bytes / self.glb_Bps)
+        busy_s = overlapped_s(lanes_s, moved_bytes / self.stream_Bps, stalls)
+        return work.starts * stalls.start_s + busy_s
 
     def passes_s(self, works: Iterable[TaggedVector], parts: Cuts) -> Any:
         return sum(self.pass_s(work, parts) for work in works)
@@ -117,17 +122,45 @@ def _products_s(
     pricer: DiePricer, unit: Unit, products: Sequence[TaggedMatmul], parts: Mapping[str, Ints],
     chunks: int = 1,
 ) -> Floats:  # fmt: skip
-    """Return the seconds of the products of a pass under every split."""
-    mapping = (1.0, 0.0, False)
+    """Return the seconds of the products of a pass under every split, each with its start."""
     seconds = np.zeros(len(parts["b"]))
     for product in products:
-        if unit.kind == "attention":
-            mapping = (float(product.matmul.fraction), 0.0, True)
-        batch, m, n, k = (c.tolist() for c in _local_shapes(unit, product, parts, chunks))
-        shapes = [ProductShape(*sizes, *mapping) for sizes in zip(batch, m, n, k, strict=True)]
+        sizes = (column.tolist() for column in _local_shapes(unit, product, parts, chunks))
+        shapes = [ProductShape(*shape) for shape in zip(*sizes, strict=True)]
         pricer.prepare(shapes)
-        seconds += chunks * np.array([pricer.product_s(shape) for shape in shapes])
+        products_s = np.array([pricer.product_s(shape) for shape in shapes])
+        seconds += chunks * (pricer.stalls.start_s + products_s)
     return seconds
+
+
+def _attention_s(
+    pricer: DiePricer, unit: Unit, products: Sequence[TaggedMatmul], parts: Mapping[str, Ints],
+    vectors_s: Floats, memory_s: Floats,
+) -> Floats:  # fmt: skip
+    """Return the seconds of fused attention under every split: nothing between its products and
+    vector passes leaves the chip, and memory traffic overlaps both.
+    """
+    stalls, chip, matmuls = pricer.stalls, pricer.chip, [product.matmul for product in products]
+    local: list[list[Matmul]] = [[] for _ in memory_s]
+    core_s = np.zeros(len(memory_s))
+    for product in products:
+        batch, m, n, k = (c.tolist() for c in _local_shapes(unit, product, parts, 1))
+        rows = [
+            Matmul(*shape, fraction=product.matmul.fraction)
+            for shape in zip(batch, m, n, k, strict=True)
+        ]
+        # A mask cuts as many blocks on all dies together as on one.
+        share = float(masked_fraction(product.matmul, matmuls[0].n, stalls))
+        shapes = [ProductShape(p.batch, p.m, p.n, p.k, share, 0.0, True) for p in rows]
+        pricer.prepare(shapes)
+        core_s += [pricer.product_s(shape) for shape in shapes]
+        for die_products, row in zip(local, rows, strict=True):
+            die_products.append(row)
+    core_flops = 2.0 * chip.width * chip.depth * chip.clock_Hz * stalls.array
+    core_s += [tail_flops(row, stalls) / core_flops for row in local]
+    core_s += [drained_bytes(row, stalls) / pricer.glb_Bps for row in local]
+    busy_s = overlapped_s(overlapped_s(core_s, memory_s, stalls), vectors_s, stalls)
+    return np.asarray(stalls.start_s + busy_s)
 
 
 def pass_times_s(pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], pieces: int) -> Floats:
@@ -148,12 +181,15 @@ def _compute_pass_times_s(
 ) -> Floats:
     parts = by_tag(cuts)
     dies = np.prod(list(parts.values()), axis=0)
-    memory_s = unit.traffic_bytes / dies / pricer.chip.hbm.bandwidth_Bps
+    memory_s = unit.traffic_bytes / dies / pricer.stream_Bps
     times = np.zeros((len(cuts), 3))
     passes = (unit.forward, unit.forward_passes), (unit.data_gradient, unit.backward_passes)
     for column, (products, works) in enumerate(passes):
-        products_s = _products_s(pricer, unit, products, parts, chunks)
         vectors_s, traffic_s = pricer.passes_s(works, parts), (1 + column) * memory_s
-        times[:, column] = operator_s(products_s, vectors_s, traffic_s, unit.on_chip)
+        if unit.on_chip:
+            seconds = _attention_s(pricer, unit, products, parts, vectors_s, traffic_s)
+        else:
+            seconds = _products_s(pricer, unit, products, parts, chunks) + vectors_s
+        times[:, column] = seconds
     times[:, -1] = _products_s(pricer, unit, unit.weight_gradient, parts)
     return times

@@ -284,7 +284,7 @@ class BlockTables(ChainTables):
         member = np.array([[tag not in kind.weight for tag in code] for code in codes], np.bool_)
         copies = np.where(member.reshape(len(codes), -1), self.digits.radix, 1).prod(axis=1)
         states = self.setting.states
-        step_s = states.update * parameters / self.pricer.chip.hbm.bandwidth_Bps
+        step_s = states.update * parameters / self.pricer.stream_Bps
         step_s /= self.setting.microbatches
         algorithm = self._algorithms.get(unit.name, "")
         tensors = 2 if unit.kind == "attention" else 1

@@ -57,8 +57,9 @@ class _LayerReader:
     # -- vector work ---------------------------------------------------------------------------
 
     def _local(self, operator: Operator, rows: str, columns: str) -> list[TaggedVector]:
-        share = self.layer.traffic_bytes(operator) / max(1, len(operator.vectors))
-        return [TaggedVector(work, rows, columns, share) for work in operator.vectors]
+        starts = 1.0 / max(1, len(operator.vectors))
+        share = self.layer.traffic_bytes(operator) * starts
+        return [TaggedVector(work, rows, columns, share, starts) for work in operator.vectors]
 
     def passes(
         self, names: Sequence[str], rows: str = "bs", columns: str = "c"
@@ -165,8 +166,10 @@ class _LayerReader:
                 for p, tags in zip(gradient.matmuls, back_rows, strict=True)
             ),
             weight_gradient=(),
-            forward_passes=tuple(TaggedVector(v, "bhs", "t", 0.0) for v in op.vectors),
-            backward_passes=tuple(TaggedVector(v, "bhs", "t", 0.0) for v in gradient.vectors),
+            forward_passes=tuple(TaggedVector(v, "bhs", "t", 0.0, 0.0) for v in op.vectors),
+            backward_passes=tuple(
+                TaggedVector(v, "bhs", "t", 0.0, 0.0) for v in gradient.vectors
+            ),
             parameters=0, on_chip=True, traffic_bytes=float(self.layer.traffic_bytes(op)),
         )  # fmt: skip
 
@@ -179,6 +182,23 @@ class _LayerReader:
             backward_passes=tuple(self.backward_passes((name,), "bse", "c")),
             parameters=0, on_chip=False, traffic_bytes=0.0,
         )  # fmt: skip
+
+    def head(self, loss: Layer) -> Unit:
+        """Return the product with the vocabulary, with vector work of its layer and the loss."""
+        products = [n for n, op in self.forward.items() if op.matmuls and n != "logits"]
+        unit = self.linear("logits", products)
+        readers = [self] if loss is self.layer else [self, _LayerReader(self.model, loss)]
+        forward, backward = (
+            tuple(
+                replace(work, columns="n" if work.work.cols == unit.sizes["n"] else "")
+                for reader in readers
+                for op in (reader.layer.backward if back else reader.layer.forward)
+                if not op.matmuls
+                for work in reader._local(op, "bs", "")
+            )
+            for back in (False, True)
+        )
+        return replace(unit, forward_passes=forward, backward_passes=backward)
 
     # -- chains --------------------------------------------------------------------------------
 
@@ -304,6 +324,7 @@ def _block(
     if isinstance(config, StoredModel):
         layer, form = as_built(layer, model)
         head_layer, loss_bytes = head_as_built(workload.layers[-1][0], model)
+        loss = head_layer
     else:
         named = {entry.name: entry for entry, _ in workload.layers}
         form, head_layer, loss = config, named["head"], named["loss"]
@@ -314,7 +335,6 @@ def _block(
         for chain in _LayerReader(workload, layer, prefix).chains(form)
     )
     head_reader = _LayerReader(workload, head_layer)
-    head_products = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
     return WaferBlock(
         model=model,
         layers=layers,
@@ -324,7 +344,7 @@ def _block(
         stream_bytes=float(layer.tensors[layer.input].bytes),
         always_bytes=_kept_always(layer, chains),
         chains=chains,
-        head=head_reader.linear("logits", head_products),
+        head=head_reader.head(loss),
         head_bytes=loss_bytes + head_reader.bytes("logits"),
         embedding_parameters=workload.layers[0][0].parameters,
         parameters=workload.parameters,

@@ -82,6 +82,8 @@ class TaggedVector:
     rows: str
     columns: str
     bytes: float
+    starts: float = 1.0
+    """Its share of the start of an operator; 0 if it is fused with products."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,26 +6,13 @@ multiplies in fp32, adds its scaled result to the projection's and casts the sum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from atoll.tools.stack import Stack, VectorPasses
+from atoll.tools.stack import Stack
 from atoll.training.operators.kernels.wide_products import FLOAT
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, VectorWork, pass_over
 
-ADAPTER_PASSES: Mapping[str, VectorPasses] = {
-    "adapter_scale": VectorPasses(4, 1),
-    "adapter_scale_fp32": VectorPasses(8, 1),
-    "adapter_cast": VectorPasses(12.6, 1),  # 16 bits to fp32: 6 bytes at 2.1 TB/s
-    "adapter_round": VectorPasses(6, 1),
-    # 16 bits plus fp32 (10 bytes at 2.5 TB/s), then cast back.
-    "adapter_sum": VectorPasses(23.3, 2),
-    # The sum's gradient: cast to fp32, scaled, and cast back for the frozen product.
-    "adapter_gradient": VectorPasses(26.6, 3),
-    "dequantize": VectorPasses(5, 1),  # kDequantizeBlockwise: 2.6 bytes at 2.3 TB/s
-}
-"""Passes per element of an adapter's input or output, and per 4-bit weight."""
 FROZEN_PRODUCTS = ("linear", "linear_dgrad")
 
 

@@ -6,23 +6,15 @@ norms in fp32, and casts the input of every projection on its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import replace
 
-from atoll.tools.stack import VectorPasses
 from atoll.training.operators.kernels.wide_products import FLOAT
 from atoll.training.operators.roles import widths
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pass_over
 
 HALF = 2  # bytes
-STREAM_PASSES: Mapping[str, VectorPasses] = {
-    "cast_down": VectorPasses(6, 1),
-    "cast_up": VectorPasses(12.6, 1),  # 16 bits to fp32: 6 bytes at 2.1 TB/s
-    "add_mixed": VectorPasses(17.3, 1),  # 16 bits plus fp32: 10 bytes at 2.5 TB/s
-    "add_fp32": VectorPasses(12, 1),
-}
-"""Passes per element of a weight, or of the residual stream."""
 WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 
 

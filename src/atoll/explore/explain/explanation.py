@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from atoll.answers.answer import build_from
 from atoll.answers.design import LayerPass, SearchedModel
+from atoll.answers.plan import Sensitivity
 from atoll.answers.search import (
     Comparison,
     DesignAnswer,
@@ -16,7 +17,11 @@ from atoll.answers.search import (
     SlowerModel,
     SlowOperator,
 )
+from atoll.base.errors import AtollError
 from atoll.explore.answer.operator_limits import shares
+from atoll.explore.explain.device_comparison import DeviceComparer
+from atoll.explore.explain.neighbours import Neighbours
+from atoll.questions import SearchQuestion
 
 _CHIP_FIELDS = (
     "tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_MiB", "clock_GHz",
@@ -24,9 +29,19 @@ _CHIP_FIELDS = (
 )  # fmt: skip
 
 
-def explain_result(result: SearchAnswer) -> SearchExplanation:
-    """Explain where the time goes, what limits operators and why runners-up are slower."""
+def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchExplanation:
+    """Explain where the time goes, what limits operators, and why neighbours of the chip,
+    runners-up and existing devices are not the answer.
+    """
     best = result.best
+    steps: tuple[Sensitivity, ...] = ()
+    comparer: DeviceComparer | None = None
+    notes: tuple[str, ...] = ()
+    try:
+        neighbours = Neighbours.of(best.accelerator, SearchQuestion.from_dict(result.job))
+        steps, comparer = neighbours.steps(), DeviceComparer.of(result, neighbours)
+    except AtollError as error:
+        notes = (f"Chips were not evaluated again: {error}",)
     return build_from(
         SearchExplanation,
         result,
@@ -34,6 +49,9 @@ def explain_result(result: SearchAnswer) -> SearchExplanation:
         best=best.accelerator,
         models=tuple(map(_explained, best.models)),
         runners_up=tuple(_compare(best, runner_up) for runner_up in result.runners_up),
+        steps=steps,
+        comparison=comparer.compare(devices) if comparer else {},
+        notes=notes,
     )
 
 

@@ -1,0 +1,1 @@
+"""Why a searched chip: its neighbours, and existing devices changed into it part by part."""
