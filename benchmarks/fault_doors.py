@@ -142,10 +142,9 @@ def agent_fault(fault: str) -> Tally:
         folder = Path(name)
         agent = Agent(folder)
         try:
+            peace = _figures(agent, 1)
             refusal = _harm(agent, folder, fault)
-            agent.call(9, "models", SMALL)
-            right = agent.answer(9)["result"]["structuredContent"]["parameters"] == 1557611200
-            tally.counts["equal" if right else "other"] += 1
+            tally.counts["equal" if _figures(agent, 9) == peace else "other"] += 1
             if fault == "end of input":
                 agent.call(10, "plan", LARGE)
             took_s = agent.close()
@@ -166,31 +165,37 @@ def agent_fault(fault: str) -> Tally:
     return tally
 
 
+def _figures(agent: Agent, number: int) -> Any:
+    """Return the figures of a model."""
+    agent.call(number, "models", SMALL)
+    return agent.answer(number)["result"]["structuredContent"]["figures"]
+
+
 def _harm(agent: Agent, folder: Path, fault: str) -> str:
     """Do the fault; return the sentence of a refusal, or nothing."""
     if fault == "cancelled call":
-        agent.call(1, "plan", LARGE)
+        agent.call(2, "plan", LARGE)
         time.sleep(2.0)
-        agent.send("notifications/cancelled", requestId=1)
+        agent.send("notifications/cancelled", requestId=2)
     elif fault == "killed call":
-        agent.call(1, "plan", LARGE)
+        agent.call(2, "plan", LARGE)
         deadline = time.monotonic() + END_S
         while not (victims := child_processes(agent.server.pid)) and time.monotonic() < deadline:
             time.sleep(0.1)
         for victim in victims:
             os.kill(victim, signal.SIGKILL)
-        return _refusal(agent.answer(1))
+        return _refusal(agent.answer(2))
     elif fault in ("pipe as a file", "file outside"):
         path = folder / "site.yaml"
         os.mkfifo(path)
         site = str(path) if "pipe" in fault else "/etc/passwd"
-        agent.call(1, "estimate", {**SMALL_RUN, "site": site})
-        return _refusal(agent.answer(1))
+        agent.call(2, "estimate", {**SMALL_RUN, "site": site})
+        return _refusal(agent.answer(2))
     elif fault == "nonsense":
         for line in ("", "{", "[]", "null", '{"jsonrpc": "2.0"}', "\x00", "9" * 5_000, "[" * 9_000):
             agent.write(line)
-        agent.call(1, "no such tool", {})
-        return _refusal(agent.answer(1))
+        agent.call(2, "no such tool", {})
+        return _refusal(agent.answer(2))
     elif fault == "many calls":
         for number in range(20, 40):
             agent.call(number, "models", SMALL)

@@ -138,7 +138,7 @@ class Asked:
         shutil.rmtree(self._folder)
         return End(code, texts[0], texts[1], redone)
 
-    def wait_until(self, ready: Callable[[], Any], limit_s: float = 120.0) -> Any:
+    def wait_until(self, ready: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
         """Until something is so, or the command is over; what was found."""
         while self.process.poll() is None and time.monotonic() - self.began < limit_s:
             if found := ready():
