@@ -10,7 +10,7 @@ from scipy.stats import norm
 from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.base.errors import AtollError
-from atoll.explore.pareto import chip_costs, fronts, proven_front
+from atoll.explore.pareto import area_front
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import AIMS, Objective
@@ -83,19 +83,18 @@ def test_phazes_rule_stops_early_and_says_what_it_does_not_know() -> None:
     assert outcome.bound >= best * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("against", ["area_mm2", "clock_Hz"])
-def test_the_front_has_every_chip_that_no_cheaper_one_equals(against: str) -> None:
-    """Compare with all chips; the clock stands for a cost that makes a chip faster."""
+def test_the_front_holds_every_chip_that_no_smaller_one_equals() -> None:
     search = make_search(2, 150)
     exact_search(search)
-    tolerance, costs = 0.01, getattr(search.frontier.chips, against)
-    front = proven_front(search, against, costs, tolerance)
+    tolerance = 0.01
+    front = area_front(search, tolerance)
     assert front is not None
     scores = all_scores(make_search(2, 150))
-    for chip in range(len(costs)):
-        as_cheap = [scores[other] for other in front if costs[other] <= costs[chip] + 1e-12]
-        assert as_cheap, "the cheapest chip is on the front"
-        assert scores[chip] <= max(as_cheap) * (1 + tolerance + 1e-3)
+    area = search.frontier.chips.area_mm2
+    for chip in range(len(area)):
+        as_small = [scores[other] for other in front if area[other] <= area[chip] + 1e-12]
+        assert as_small, "the smallest chip is on the front"
+        assert scores[chip] <= max(as_small) * (1 + tolerance + 1e-3)
     assert list(scores[front]) == sorted(scores[front], reverse=True)
 
 
@@ -103,30 +102,13 @@ def test_a_chip_that_could_not_beat_the_best_may_still_be_the_best_of_its_size()
     search, whole = make_search(2, 150), make_search(2, 150)
     exact_search(search)
     exact_search(whole)
-    area_mm2 = whole.frontier.chips.area_mm2
-    front = proven_front(whole, "area_mm2", area_mm2)
+    front = area_front(whole)
     assert front is not None
     # As the search leaves a chip whose placements do not beat the incumbent: without a plan.
     small = front[-1]
     search.frontier.plans[small] = {}
     search.frontier.stage[small] = 2
-    assert proven_front(search, "area_mm2", area_mm2) == front
-
-
-def test_fronts_one_after_another_do_not_disturb_each_other() -> None:
-    """A chip that is too slow for its area may be on the front against power."""
-    search = make_search(2, 150)
-    exact_search(search)
-    traced, stopped = fronts(search)
-    assert not stopped
-    scores, costs = all_scores(make_search(2, 150)), chip_costs(search)
-    assert {"area_mm2", "peak_power_W"} <= set(costs)
-    for name, values in costs.items():
-        front = traced[name]
-        assert front.proven_within is not None
-        for chip in range(len(values)):
-            as_cheap = [scores[other] for other in front.costs if values[other] <= values[chip]]
-            assert scores[chip] <= max(as_cheap) * (1 + front.proven_within + 1e-3)
+    assert area_front(search) == front
 
 
 def test_two_models_at_once_are_optimal_too() -> None:

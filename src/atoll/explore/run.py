@@ -304,8 +304,7 @@ class _SearchRun:
                 sampled = self.strategy.samples
                 traced, stopped = (evaluated_fronts(search), "") if sampled else fronts(search)
             for name, front in traced.items():
-                record = DesignBuilder(search).record
-                designs = tuple({**record(chip), name: cost} for chip, cost in front.costs.items())
+                designs = tuple(map(DesignBuilder(search).record, front.chips))
                 answers[name] = FrontAnswer(proven_within=front.proven_within, designs=designs)
         if stopped:
             self.left_out["fronts"] = stopped

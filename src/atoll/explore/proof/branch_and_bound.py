@@ -88,20 +88,10 @@ class _BatchMode:
 
     phase: str = "place"
     plans_only: bool = False
-    floor: float | Floats | None = None
-    """Score to beat instead of the incumbent's, of all chips or of each chip in memory."""
+    floor: float | None = None
+    """Score to beat instead of the incumbent's."""
     waiting: Ints | None = None
     """Chips left in this phase, including those of the batch."""
-    tolerance: float | None = None
-    """Relative gain below which a chip's layouts are not told apart; None: the search's."""
-    costs: Floats | None = None
-    """Costs of the chips in memory, where a chip has to beat all that cost no more."""
-
-    def raise_floors(self, chip: int, score: float) -> None:
-        """Require of chips that cost no less than an evaluated one that they beat its score."""
-        if self.costs is not None and self.floor is not None and self.tolerance is not None:
-            least = np.where(self.costs >= self.costs[chip], score * (1.0 + self.tolerance), 0.0)
-            self.floor = np.maximum(self.floor, least)
 
 
 class Search:
@@ -192,20 +182,6 @@ class Search:
         """
         self._batch_in_mode(order, _BatchMode("near", False, least, order))
 
-    def evaluate_front(
-        self, order: Ints, phase: str, costs: Floats, floors: Floats, tolerance: float,
-        waiting: Ints,
-    ) -> Floats:  # fmt: skip
-        """Return the scores, within `tolerance`, of chips that exceed their floor and by the
-        tolerance all chips of the batch that cost no more; -1 for others, whose bounds are lowered.
-
-        `costs` and `floors` have shape (chips in memory,); `phase` names the record; `waiting` are
-        all chips to be evaluated, for the progress report.
-        """
-        mode = _BatchMode(phase, False, floors, waiting, tolerance, costs)
-        self._batch_in_mode(order, mode)
-        return np.array([self.evaluated_score(int(chip)) for chip in order])
-
     def _batch_in_mode(self, order: Ints, mode: _BatchMode) -> None:
         """Evaluate a batch in another mode than against the incumbent."""
         self.mode = mode
@@ -265,21 +241,16 @@ class Search:
         return float(self.objective.scores(times)[0] / self.frontier.price[chip])
 
     def threshold(self) -> float:
-        """Return the score that improves the incumbent enough."""
+        if self.mode.floor is not None:
+            return self.mode.floor
         return self.score * (1.0 + self.tolerance)
-
-    def _thresholds(self, chips: Ints) -> Floats:
-        """Return the scores that chips have to exceed in a batch, shape (chips,)."""
-        floor = self.threshold() if self.mode.floor is None else self.mode.floor
-        return np.broadcast_to(floor, len(self.scores))[chips]
 
     def cutoff_s(self, chips: Ints) -> Floats:
         """Return, for a single model, step times that would not improve the incumbent enough."""
         price = self.frontier.price
         least = np.inf
         if len(self.by_model) == 1 and self.mode.floor is not None:
-            with np.errstate(divide="ignore"):
-                return self.objective.batches[0] / self._thresholds(chips) / price[chips]
+            least = self.objective.batches[0] / self.mode.floor if self.mode.floor else np.inf
         elif len(self.by_model) == 1 and self.best is not None:
             step_s = self.frontier.plans[self.best][0].step_time_s
             least = step_s * price[self.best] / (1.0 + self.tolerance)
@@ -312,8 +283,7 @@ class Search:
             self._set_row(int(chip), recorded[int(chip_id)], stage=1)
         self._bound(order[fresh], open_[fresh], nodes, record=number)
         if not self.stop():
-            rank = -self.scores if self.mode.costs is None else self.mode.costs
-            self._place_chips(order[np.argsort(rank[order], kind="stable")], nodes)
+            self._place_chips(order[np.argsort(-self.scores[order], kind="stable")], nodes)
 
     def _open(self, order: Ints) -> NDArray[np.bool_]:
         """Return which (chip, variant) pairs could still be part of a better design."""
@@ -336,7 +306,7 @@ class Search:
             local_rows = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
-            threshold = self._thresholds(piece) * frontier.price[piece]
+            threshold = self.threshold() * frontier.price[piece]
             limits = threshold, self.cutoff_s(piece) * (1.0 + ROUNDING)
             return TaskCall(bound_chips, (chips, rows, open_[local_rows], *limits), tag=piece)
 
@@ -358,11 +328,11 @@ class Search:
         left = Counter([] if waiting is None else design[waiting].tolist())
         for chip in ranked.tolist():
             if waiting is not None:
-                self.report(_SHOWN[self.mode.phase.partition(" ")[0]], len(left))
+                self.report(_SHOWN[self.mode.phase], len(left))
                 left[design[chip]] -= 1
                 if not left[design[chip]]:
                     del left[design[chip]]
-            if not self._hopeful(chip):
+            if self.scores[chip] <= self.threshold():
                 continue
             key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
             stored = self.journal.evaluation(key)
@@ -385,23 +355,17 @@ class Search:
 
     def _worth_placing(self, chip: int) -> bool:
         key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
-        return self._hopeful(chip) and self.journal.evaluation(key) is None
-
-    def _hopeful(self, chip: int) -> bool:
-        return bool(self.scores[chip] > self._thresholds(np.array([chip]))[0])
+        return bool(self.scores[chip] > self.threshold()) and self.journal.evaluation(key) is None
 
     def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
         plans = self.frontier.plans.get(chip, {})
-        score, tolerance = self.score, self.mode.tolerance or self.tolerance
-        if self.mode.floor is not None:
-            score = float(self._thresholds(np.array([chip]))[0]) / (1.0 + tolerance)
+        score = self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance)
         trial = Trial(
             chip_name(self.frontier.chips, chip),
             self.frontier.lower_s[chip],
             {model: plan.step_time_s for model, plan in plans.items()},
             score * float(self.frontier.price[chip]),
             float(self.cutoff_s(np.array([chip]))[0]),
-            tolerance,
             self.mode.plans_only,
         )
         return ChipTask(nodes[chip], trial)
@@ -459,7 +423,6 @@ class Search:
         self.frontier.plans[chip] = dict(evaluation.plans)
         if not self.mode.plans_only:
             self.accept(chip, self.evaluated_score(chip))
-        self.mode.raise_floors(chip, self.evaluated_score(chip))
 
     def _set_row(self, chip: int, row: Floats, stage: int) -> None:
         self.frontier.lower_s[chip] = row

@@ -73,8 +73,6 @@ class Trial:
     """Score to beat, before the price."""
     cutoff_s: float
     """With one model: the step time that must be beaten."""
-    tolerance: float
-    """Relative gain below which layouts are not told apart."""
     plans_only: bool = False
     """Solve plans only, not bounds, whatever the incumbent is."""
 
@@ -94,7 +92,7 @@ def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> Trial
     best_s = dict(trial.best_step_s)
     divisions: dict[int, tuple[int, Division]] = {}
     cutoff, score = trial.cutoff_s, trial.score
-    slack = 1.0 + trial.tolerance
+    slack = 1.0 + rule.tolerance
     for model, variants in enumerate(rule.by_model):
         for variant in variants[np.argsort(lower_s[variants], kind="stable")].tolist():
             limit = min(cutoff, best_s.get(model, np.inf) / slack)
