@@ -209,11 +209,12 @@ class Run:
     def given_on(self, machines: str) -> str:
         """Describe the same for other machines."""
         trained = "" if self.adapters is None else f", adapters of rank {self.adapters.rank}"
+        choices = replace(self.stack, autocast=self.autocast).choices
         return (
             f"{self.model.name}{trained}, {counted(self.global_batch, 'sequence')} of "
             f"{self.sequence:,} tokens in a step; {machines}; {self.software}, "
             f"{self.states.name} optimizer states, {self.attention} attention"
-            f"{''.join(f', {choice}' for choice in self.stack.choices)}"
+            f"{''.join(f', {choice}' for choice in choices)}"
             f"{'' if self.timed is None else f', operators as timed by {self.timed.source}'}"
             f"{'' if self.site is None else f', as measured at {self.site.name}'}"
         )
