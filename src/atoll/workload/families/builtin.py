@@ -54,13 +54,6 @@ GROUPS: Mapping[str, tuple[Family, ...]] = {
 FAMILIES.add(*(family for members in GROUPS.values() for family in members))
 
 
-def family_table() -> str:
-    """The families as rows of a Markdown table, in the order in which they were registered."""
-    families = {id(family): family for family in FAMILIES.values()}.values()
-    rows = (f"| {', '.join(f'`{t}`' for t in f.types)} | {f.about} |" for f in families)
-    return "\n".join(("| `model_type` | what sets it apart |", "|---|---|", *rows))
-
-
 _NO_BUILDER = (
     "an encoder-decoder model, but of these only t5 and mt5 have a builder; capture the module "
     "instead: atoll capture config.json --out model.json"

@@ -24,7 +24,7 @@ class Family:
 
     types: tuple[str, ...]
     about: str
-    """What sets it apart, for the table in docs/models.md."""
+    """What sets it apart."""
     base: str = "llama"
     """A `model_type` of the family from which it differs; "" for none."""
     spelling: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
