@@ -178,8 +178,7 @@ def test_runs_are_compared_by_what_was_asked_and_what_came_out(tmp_path: Path) -
     assert figures["proven"].values == (True, None)
     page = tmp_path / "compared.html"
     out = printed("compare", *map(str, runs), "--out", str(page))
-    assert "*  devices" in out and "(2x)" in out
-    assert "What came out" in page.read_text()
+    assert "*  devices" in out and "(2x)" in out and page.is_file()
     with pytest.raises(AtollError, match="two or more"):
         atoll.compare(runs[0])
 

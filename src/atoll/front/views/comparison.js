@@ -37,7 +37,7 @@ export const comparisonView = ({ comparison }) =>
   section("comparison", "Why not an existing device?", "One thing changes after another, each change keeps those above it, and every "
     + "step has its best layout. The bars depend on this order, their sum does not. “Cost model” is the difference between "
     + "kernels measured on the device and the same device described as a chip of the template.",
-  Object.entries(comparison).map(([name, found]) => [
+  Object.entries(comparison).map(([name, found]) => h("div", { id: `comparison-${name}` }, [
     h("h3", {}, `${name}: ${found.step_time_s ? `this chip is ${(found.step_time_s / found.answer_step_time_s).toFixed(2)} times as fast` : found.remark}`),
     table(["", ...found.figures.map((figure) => `${figure.name}, ${figure.unit}`)], [
       [name, ...found.figures.map((figure) => number(figure.device))],
@@ -50,4 +50,4 @@ export const comparisonView = ({ comparison }) =>
       scroller("Waterfall, scrolls sideways", waterfall(name, found)),
       legend([[tone("green"), "faster"], [tone("vermilion"), "slower"]]),
     ],
-  ]));
+  ])));
