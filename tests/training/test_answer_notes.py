@@ -55,7 +55,7 @@ def test_a_quantized_configuration_is_told_before_the_figures(tmp_path: Path) ->
     )
     estimate = atoll.estimate(str(model), "h100", 8, batch=8, method="lora")
     assert estimate.answer.notes[0] == words
-    assert [*estimate.to_dict()][:2] == ["format", "notes"]
+    assert [*estimate.to_dict()][:3] == ["format", "summary", "notes"]
     assert str(estimate).index(words) < str(estimate).index("MFU")
     text = printed("estimate", "--model", str(model), "--device", "h100")
     assert text.index(f"Note {words}") < text.index("Run ") < text.index("Step ")

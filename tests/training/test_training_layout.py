@@ -201,7 +201,10 @@ def test_data_parallelism_takes_the_devices_that_are_left() -> None:
         ({"optimizer": "mix"}, "optimizer: states 'mix' are not known"),
         ({"precision": "fp4"}, "precision: expected 'bf16', 'fp16', 'fp8', 'mxfp8' or 'nvfp4'"),
         ({"device": "a100-80", "precision": "fp8"}, "device a100-80 has no fp8 matrix units"),
-        ({"attention": "flush"}, "attention: expected 'flash', 'flash2', 'flash1' or 'unfused'"),
+        (
+            {"attention": "flush"},
+            "attention: expected 'flash', 'flex', 'flash2', 'flash1' or 'unfused'",
+        ),
         ({"network": "dgx"}, "network 'dgx' is not in the catalogue"),
         ({"devices": 0}, "devices: expected more than 0, got 0"),
         ({"batch": -4}, "batch: expected more than 0, got -4"),

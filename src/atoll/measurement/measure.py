@@ -44,7 +44,8 @@ def measure(
 ) -> MeasureAnswer | CalibrationAnswer:
     """Measure ranks of a layout, or the operators of the device with `device_profile`."""
     if question.device_profile is not None:
-        _check_device("cuda", "torch")
+        _check_package("torch")
+        _check_device("cuda")
         return profile_device(question.device_profile, question.device)
     run = run_from_question(question)
     return measure_layout(estimate(run, layout_from_question(run, question)), question, runner)
@@ -60,19 +61,22 @@ def measure_layout(
         words = shlex.join(command(Path(JOBS_FILE), settings.backend))
         return replace(answer, commands=(words,), jobs=tuple(job.to_dict() for job in jobs))
     if runner is run_jobs:
-        _check_device(settings.backend, "torch", priced.run.tool.name)
+        _check_package("torch")
+        _check_device(settings.backend)
+        _check_package(priced.run.tool.name)
     records = runner(jobs, settings.backend, settings.limit)
     ranks = (_measured_rank(*pair, settings) for pair in zip(jobs, records, strict=False))
     return replace(answer, ranks=tuple(ranks))
 
 
-def _check_device(backend: str, *packages: str) -> None:
-    """Refuse to measure without PyTorch and the tool or, on CUDA, without a GPU."""
-    for name in packages:
-        if importlib.util.find_spec(name) is None:
-            raise AtollError(
-                f"measure needs {name}, which is not installed; --dry-run shows the jobs"
-            )
+def _check_package(name: str) -> None:
+    """Refuse to measure without PyTorch or the tool."""
+    if importlib.util.find_spec(name) is None:
+        raise AtollError(f"measure needs {name}, which is not installed; --dry-run shows the jobs")
+
+
+def _check_device(backend: str) -> None:
+    """Refuse to measure on CUDA without a GPU."""
     code = "import torch, sys; sys.exit(not torch.cuda.is_available())"
     if backend == "cuda" and subprocess.run([sys.executable, "-c", code], check=False).returncode:
         raise AtollError(
