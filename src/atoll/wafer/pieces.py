@@ -7,7 +7,7 @@ returns the search's objects. Mappings are evaluated again, which is quick.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
@@ -56,7 +56,7 @@ class WaferPieces:
         }
         self.ask: Callable[..., Any] = self.make
         """Computes a piece; `prefetch` receives pieces likely to be requested soon."""
-        self.prefetch: Callable[[Sequence[Call]], None] = lambda calls: None
+        self.prefetch: Callable[[Iterable[Call]], None] = lambda calls: None
 
     def make(self, kind: str, *args: Any) -> Any:
         return self.kinds[kind](*args)

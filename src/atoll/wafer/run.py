@@ -191,7 +191,7 @@ class _WaferRun:
         search = make_search(self.problem, number, quick, progress)
         search.pieces.ask = partial(self.pieces.ask, number, quick)
         search.pieces.prefetch = lambda calls: self.pieces.prefetch(
-            [(number, quick, *call) for call in calls]
+            (number, quick, *call) for call in calls
         )
         return search
 

@@ -11,9 +11,11 @@ tiling of the wafer, is `StepBound.lowest`. Expensive computations are pieces (`
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from typing import Any
 
 from atoll.base.errors import InfeasibleError
@@ -230,12 +232,13 @@ class WaferSearch:
         self._compared += 1
         self._closed.add(replace(candidate, bound_s=0.0))
         promising = self._promising(candidate, limit)
-        calls = self._plan_calls(candidate, limit, promising)
-        self.pieces.prefetch(calls)
-        for upcoming in self._upcoming(later[: most - self._compared], limit):
-            calls += self._plan_calls(upcoming, limit, self._promising(upcoming, limit))
-            self.pieces.prefetch(calls)
-        self.pieces.prefetch([*calls, *self._polish_calls()[:1]])
+        with closing(self._upcoming(later[: most - self._compared], limit)) as upcoming:
+            following = (self._plan_calls(c, limit, self._promising(c, limit)) for c in upcoming)
+            calls = self._plan_calls(candidate, limit, promising)
+            # Lazily: bounds of the next candidates take long and only idle workers need them.
+            self.pieces.prefetch(
+                chain(calls, chain.from_iterable(following), self._polish_calls()[:1])
+            )
         for planner, fastest_s in promising.items():
             if fastest_s < limit:
                 cost = self._solve(candidate, limit, planner)
@@ -251,17 +254,19 @@ class WaferSearch:
 
     def _upcoming(
         self, queues: Sequence[list[PipelineShape]], limit: float
-    ) -> Iterator[PipelineShape]:
+    ) -> Generator[PipelineShape, None, None]:
         """Yield the next candidate of each queue at this limit, without removing it."""
         popped = []
-        for queue in queues:
-            heapq.heapify(queue)
-            candidate = self._pop_best(queue, limit, self._rough_bounds)
-            if candidate is not None:
-                popped.append((queue, candidate))
-                yield candidate
-        for queue, candidate in popped:
-            heapq.heappush(queue, candidate)
+        try:
+            for queue in queues:
+                heapq.heapify(queue)
+                candidate = self._pop_best(queue, limit, self._rough_bounds)
+                if candidate is not None:
+                    popped.append((queue, candidate))
+                    yield candidate
+        finally:
+            for queue, candidate in popped:
+                heapq.heappush(queue, candidate)
 
     def _pop_best(
         self, queue: list[PipelineShape], limit: float, bounds: StepBound,
