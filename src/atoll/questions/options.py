@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature, cleandoc, signature
@@ -14,11 +15,14 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
+from atoll.base.errors import AtollError, near_names
 from atoll.questions.ask import ask, old_names
+from atoll.questions.foreign_names import meant_field
 from atoll.questions.question import OUTPUT, Question, completions, is_tuple, scalars
 from atoll.questions.sweeps import read_text
 from atoll.questions.texts import grouped, help_words, metavar, option_fields, spelled
 
+_CLICK: Any = sys.modules[typer.BadParameter.__module__]  # click, or the copy in newer typers
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
 
 
@@ -36,6 +40,14 @@ class GroupedCommand(TyperCommand):
 
     fields: Mapping[str, FieldInfo] = {}
     asked: tuple[type[Question], ...] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _CLICK.NoSuchOption as error:
+            options = [name for name in self.fields if name not in self.asked[0].arguments]
+            sentence = _unknown_option(str(self.name), error.option_name, options)
+        raise AtollError(sentence)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         by_group = grouped(self.fields)
@@ -117,6 +129,15 @@ def add_command(
         help=f"{first}\n\n\b\n{examples}\n\n{words}",
         short_help=first,
     )(command)
+
+
+def _unknown_option(command: str, option: str, fields: Iterable[str]) -> str:
+    """Return the sentence about an unknown option, with the one that was probably meant."""
+    names = list(fields)
+    meant = meant_field(option, names, spelled)
+    near = [meant] if meant else near_names(option, map(spelled, names))
+    words = f"did you mean {' or '.join(near)}?" if near else f"atoll {command} --help lists all"
+    return f"no such option {option}: {words}"
 
 
 def _options_named(words: Sequence[str], names: Iterable[str]) -> set[str]:
