@@ -205,7 +205,8 @@ def test_what_another_kind_asks_is_refused_by_name(run: Run) -> None:
         ("plan", "--model-name", "did you mean --model?"),
         ("search", "--max_area", "did you mean --max-area?"),
         ("search", "--tdp", "did you mean --max-power?"),
-        ("plan", "--modle", "did you mean --model or --order or --method?"),
+        ("search", "--budget", "did you mean --max-area (or --max-power, or --per dollar)?"),
+        ("plan", "--modle", "did you mean --model or --order?"),
         ("serve", "--gpus", "atoll serve --help lists all"),
     ],
 )
@@ -214,6 +215,12 @@ def test_options_of_other_tools_name_the_one_that_is_meant(
 ) -> None:
     name = option.partition("=")[0]
     assert run(command, option, "8") == (2, "", f"atoll: no such option {name}: {meant}\n")
+
+
+@pytest.mark.parametrize("words", [("gpt2-xl",), ("--name", "gpt2-xl"), ("--name=gpt2-xl",)])
+def test_an_argument_may_be_given_by_its_name(run: Run, words: tuple[str, ...]) -> None:
+    code, out, err = run("models", *words)
+    assert (code, err) == (0, "") and out.startswith("gpt2-xl: 1,557,611,200 parameters")
 
 
 def test_keywords_of_other_tools_name_the_field_that_is_meant() -> None:

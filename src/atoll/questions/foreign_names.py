@@ -21,6 +21,7 @@ FOREIGN_NAMES = (
     ("launch_file", "script launch_script"),
     ("lora_rank", "lora_r rank"),
     ("max_area", "area area_budget die_area"),
+    ("max_area (or --max-power, or --per dollar)", "budget price cost max_cost"),
     ("max_power", "tdp power_budget power_limit watts"),
     ("method", "lora qlora peft finetune finetuning_type"),
     ("microbatch", "mbs micro_batch micro_batch_size microbatch_size local_batch_size"),

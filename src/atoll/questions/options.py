@@ -43,10 +43,9 @@ class GroupedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, _without_names(args, self.asked[0].arguments))
         except _CLICK.NoSuchOption as error:
-            options = [name for name in self.fields if name not in self.asked[0].arguments]
-            sentence = _unknown_option(str(self.name), error.option_name, options)
+            sentence = _unknown_option(str(self.name), error.option_name, self.fields)
         raise AtollError(sentence)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -131,11 +130,20 @@ def add_command(
     )(command)
 
 
+def _without_names(words: Sequence[str], arguments: Iterable[str]) -> list[str]:
+    """Return a command line in which `--data FILE` and `--data=FILE` are the argument FILE."""
+    end = words.index("--") if "--" in words else len(words)
+    named = {spelled(name) for name in arguments}
+    parts = [word.partition("=") if word.partition("=")[0] in named else ("", "=", word)
+             for word in words[:end]]  # fmt: skip
+    return [*(value for _, equals, value in parts if equals), *words[end:]]
+
+
 def _unknown_option(command: str, option: str, fields: Iterable[str]) -> str:
     """Return the sentence about an unknown option, with the one that was probably meant."""
-    names = list(fields)
-    meant = meant_field(option, names, spelled)
-    near = [meant] if meant else near_names(option, map(spelled, names))
+    names = {spelled(name).lstrip("-"): name for name in fields}
+    meant = meant_field(option, names.values(), spelled)
+    near = [meant] if meant else [f"--{name}" for name in near_names(option.lstrip("-"), names)]
     words = f"did you mean {' or '.join(near)}?" if near else f"atoll {command} --help lists all"
     return f"no such option {option}: {words}"
 
