@@ -281,3 +281,17 @@ def test_the_next_step_is_one_that_was_not_taken(atoll: Run, tmp_path: Path) -> 
     assert "--out DIR keeps the plan" in atoll(*asked, "--launch-file", launch_file)[1]
     both = atoll(*asked, "--launch-file", launch_file, "--out", folder)[1]
     assert f"atoll report {folder} draws it" in " ".join(both.split())
+
+
+def test_the_next_step_of_a_check_is_a_command_that_runs(atoll: Run, tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, '
+        '"zero_optimization": {"stage": 3}}'
+    )
+    asked = ("--device", "h100", "--devices", "8", "--model", "gpt2-xl", "--sequence", "1024")
+    shown = " ".join(atoll("check", str(file), *asked)[1].split())
+    command = shown.partition("Next atoll ")[2].partition(" writes a better file")[0].split()
+    assert command[:-2] == ["plan", "--from", str(file), *asked]
+    assert command[-2:] == ["--launch-file", "."]
+    assert atoll(*command[:-1], str(tmp_path / "better.py"))[0] == 0

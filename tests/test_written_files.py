@@ -105,16 +105,20 @@ def test_checksums_of_other_files_stay(tmp_path: Path) -> None:
     assert (tmp_path / "SHA256SUMS").read_bytes() == mine + noted + b"  plan.json\n"
 
 
+@pytest.mark.parametrize(
+    "export", [("--export", "deepspeed"), ("--tool", "deepspeed", "--launch-file", ".")]
+)
 def test_a_launch_file_under_its_usual_name_overwrites_nothing(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, export: tuple[str, ...]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file, export = tmp_path / "train.py", (*ESTIMATE, "--export", "deepspeed")
+    file = tmp_path / "train.py"
     file.write_text("mine")
-    code, told = command(*export)
-    assert code == 2 and "--export-to" in told and file.read_text() == "mine"
-    for given in (("--export-to", file.name), ()):  # what it wrote itself it may write again
-        assert command(*export, *given)[0] == 0
+    code, told = command(*ESTIMATE, *export)
+    assert code == 2 and "--launch-file train.py overwrites" in told and file.read_text() == "mine"
+    named = (*ESTIMATE, "--tool", "deepspeed", "--launch-file", file.name)
+    for words in (named, (*ESTIMATE, *export)):  # what it wrote itself it may write again
+        assert command(*words)[0] == 0
     assert "zero_optimization" in file.read_text()
 
 

@@ -114,6 +114,13 @@ def test_the_table_of_stacks_has_their_figures() -> None:
     }
 
 
+def test_entries_of_the_changelog_are_short() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
+    assert entries
+    assert [e for e in (" ".join(e.split()) for e in entries) if len(e) > 300] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_outputs_are_those_of_the_commands(page: Path) -> None:

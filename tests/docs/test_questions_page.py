@@ -31,7 +31,7 @@ SMALL = [
     "--microbatch",
     "4",
 ]
-PLUG_IN = "a stack, cost model, chip template or exporter of your own"
+PLUG_IN = "Can I add a stack, cost model, chip template or exporter?"
 """The row that has no command; tests/test_example_plug_ins.py runs it."""
 
 

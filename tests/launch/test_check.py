@@ -250,7 +250,7 @@ def test_arguments_that_are_not_priced_widen_the_interval_and_withhold_the_proof
         ("a.json", '{"a": 1}', "not a launch file that is known"),
         ("a.toml", "a = [", "not valid TOML"),
         ("a.yaml", "a: [", "not valid YAML"),
-        ("a.json", '{"train_batch_size": 8}', "say it with --model"),
+        ("a.json", '{"train_batch_size": 8}', "add --model"),
     ],
 )
 def test_broken_files_are_one_sentence(

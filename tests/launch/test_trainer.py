@@ -183,7 +183,7 @@ def test_what_is_not_modelled_is_refused_in_a_sentence(
 def test_a_trainer_is_judged(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(TRAINER)
-    with pytest.raises(AtollError, match="say it with --model"):
+    with pytest.raises(AtollError, match=r"names [^,]+, not its shape; add --model"):
         atoll.check(path, device="h100", devices=8)
     checked = atoll.check(path, device="h100", devices=8, model="llama3-8b")
     assert checked.question.batch == 4 * 8 * 8

@@ -30,6 +30,7 @@ from atoll.questions import (
     WaferQuestion,
 )
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
+from atoll.questions.foreign_names import FOREIGN_NAMES
 from atoll.questions.options import _options_named, add_command
 from atoll.questions.question import about, allowed, option
 from atoll.questions.texts import grouped, option_fields, question_fields, schema
@@ -185,6 +186,51 @@ def test_what_another_kind_asks_is_refused_by_name(run: Run) -> None:
     code, _, err = run("search", str(ROOT / "examples/jobs/gpt3-on-h100.yaml"))
     assert code == 2
     assert "expected chips or wafer" in err and "atoll plan" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "meant"),
+    [
+        ("plan", "--gpus", "did you mean --devices?"),
+        ("plan", "--num-gpus=64", "did you mean --devices?"),
+        ("estimate", "--world-size", "did you mean --devices?"),
+        ("search", "--nodes", "did you mean --devices (all nodes together)?"),
+        ("plan", "--dp", "did you mean --devices (dp is devices / (tp x pp x cp))?"),
+        ("search", "--seq-len", "did you mean --sequence?"),
+        ("plan", "--seq-length", "did you mean --sequence?"),
+        ("plan", "--global-batch-size", "did you mean --batch?"),
+        ("estimate", "--micro_batch_size", "did you mean --microbatch?"),
+        ("check", "--hardware", "did you mean --device?"),
+        ("measure", "--gpu-type", "did you mean --device?"),
+        ("plan", "--model-name", "did you mean --model?"),
+        ("search", "--max_area", "did you mean --max-area?"),
+        ("search", "--tdp", "did you mean --max-power?"),
+        ("search", "--budget", "did you mean --max-area (or --max-power, or --per dollar)?"),
+        ("plan", "--modle", "did you mean --model or --order?"),
+        ("serve", "--gpus", "atoll serve --help lists all"),
+    ],
+)
+def test_options_of_other_tools_name_the_one_that_is_meant(
+    run: Run, command: str, option: str, meant: str
+) -> None:
+    name = option.partition("=")[0]
+    assert run(command, option, "8") == (2, "", f"atoll: no such option {name}: {meant}\n")
+
+
+@pytest.mark.parametrize("words", [("gpt2-xl",), ("--name", "gpt2-xl"), ("--name=gpt2-xl",)])
+def test_an_argument_may_be_given_by_its_name(run: Run, words: tuple[str, ...]) -> None:
+    code, out, err = run("models", *words)
+    assert (code, err) == (0, "") and out.startswith("gpt2-xl: 1,557,611,200 parameters")
+
+
+def test_keywords_of_other_tools_name_the_field_that_is_meant() -> None:
+    with pytest.raises(AtollError, match=r"seq_length: unknown field, did you mean sequence\?"):
+        atoll.plan("gpt2-xl", "h100", 8, batch=8, seq_length=1024)
+
+
+@pytest.mark.parametrize("field", sorted({words.split()[0] for words, _ in FOREIGN_NAMES}))
+def test_fields_that_other_tools_name_differently_exist(field: str) -> None:
+    assert any(field in option_fields(*asked) for asked in COMMANDS.values())
 
 
 # --- Values ---------------------------------------------------------------------------------------

@@ -38,13 +38,17 @@ def as_path(name: str, value: object) -> Path:
 
 def suggestion(name: object, choices: Iterable[str]) -> str:
     """Return `, did you mean X?`, or the list of choices if none is close."""
-    import difflib
-
     names = list(choices)
-    close = difflib.get_close_matches(str(name), names, n=3)
-    if close:
+    if close := near_names(str(name), names):
         return f", did you mean {' or '.join(close)}?"
     return f", known are {', '.join(names)}" if names else ""
+
+
+def near_names(name: str, choices: Iterable[str]) -> list[str]:
+    """Return up to three choices that are spelled alike, the closest first."""
+    import difflib
+
+    return difflib.get_close_matches(name, choices, n=3)
 
 
 class InfeasibleError(AtollError):

@@ -128,7 +128,8 @@ def _schema(question: SchemaQuestion) -> None:
 
 
 def _check(question: CheckQuestion, as_json: bool, explain: bool) -> None:
-    answer(ANSWERED["check"](question), as_json, partial(training.print_checked, explain=explain))
+    show = partial(training.print_checked, question=question, explain=explain)
+    answer(ANSWERED["check"](question), as_json, show)
 
 
 PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in PRINTED}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from atoll.base.errors import AtollError
@@ -20,6 +21,7 @@ from atoll.printing.console import (
     print_lines,
     print_skipped,
 )
+from atoll.questions.texts import spelled
 
 if TYPE_CHECKING:
     from atoll.answers.layout import Interval, LaunchFile, Uncertainty
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from atoll.answers.validation import RunsValidation
     from atoll.launch.check import Checked
     from atoll.questions import PlanQuestion
+    from atoll.questions.verbs import CheckQuestion
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
@@ -262,22 +265,26 @@ def print_runs(shown: RunsValidation) -> None:
 
 
 def write_launch_file(launch: LaunchFile, path: Path | None) -> None:
-    """Write a launch file, and its notes to standard error."""
-    usual = Path(launch.file)
-    if path is None and usual.exists() and usual.read_bytes() != launch.text.encode():
+    """Write a launch file, and its notes to standard error; in a folder it replaces no other."""
+    folder = path or Path()
+    usual = folder / launch.file
+    if folder.is_dir() and usual.exists() and usual.read_bytes() != launch.text.encode():
         raise AtollError(
-            f"export: {usual} exists and is left as it is; name the file with --export-to, "
-            f"{usual} to overwrite it."
+            f"launch_file: {usual} exists and is left as it is; --launch-file {usual} overwrites "
+            "it, another name keeps both."
         )
-    say(f"wrote {launch.save(path or usual)}")
+    say(f"wrote {launch.save(folder)}")
     for note in launch.notes:
         say(note)
 
 
-def print_checked(result: Checked, explain: bool = False) -> None:
-    """Print the verdict on a launch file."""
-    asked = f"--from {result.launch.file} --device {result.question.device}"
-    following = f"atoll plan {asked} --launch-file DIR writes a better file"
+def print_checked(result: Checked, question: CheckQuestion, explain: bool = False) -> None:
+    """Print the verdict on a launch file, and the command that writes a better one."""
+    names = ("device", "devices", "model", "batch", "sequence", "network", "vocab")
+    values = {name: getattr(question, name) for name in names}
+    said = [f"{spelled(n)} {quote(str(v))}" for n, v in values.items() if v is not None]
+    asked = " ".join([f"--from {quote(result.launch.file)}", *said])
+    following = f"atoll plan {asked} --launch-file . writes a better file"
     if result.better is None and result.measured is None:
         following = "--log FILE compares the file with its run"
     elif result.better is None:

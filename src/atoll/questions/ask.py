@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import load_yaml
+from atoll.questions.foreign_names import meant_field
 from atoll.questions.question import Question, about
 from atoll.questions.sweeps import first_swept
 from atoll.questions.texts import question_fields
@@ -61,6 +62,8 @@ def ask(
     provided = {*fields, *first_swept(question, fields)}
     missing = [n for n in question.needed(fields) if job is None and n not in provided]
     unknown = next((name for name in fields if name not in question.model_fields), None)
+    if unknown and (field := meant_field(unknown, question.model_fields)):
+        raise AtollError(f"{unknown}: unknown field, did you mean {field}?")
     if missing and unknown is None:
         meanings = [(question.model_fields[name].description or "").rstrip(".") for name in missing]
         raise AtollError(

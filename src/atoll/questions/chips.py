@@ -117,7 +117,7 @@ class SearchQuestion(Question):
     etp: Counts = option("Tensor-parallel degrees of the experts.", LAYOUT, (), shown="tp")
     vpp: Counts = option("Model chunks per stage.", LAYOUT, (), shown="those of equal size")
     hsdp: Counts = option(
-        "Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="1; of whole nodes"
+        "Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="1; complete nodes"
     )
     sp: bool | None = option(
         "Sequence parallelism.", LAYOUT, None, shown="both where tp is above 1"
@@ -144,10 +144,10 @@ class SearchQuestion(Question):
         'HBM capacities, "80 GiB".', CHIPS, (), shown="all of the space"
     )
     max_area: Area | None = option(
-        'Largest area, "280 mm2".', CHIPS, None, shown="600 mm2 of the physical templates"
+        'Largest area, "280 mm2".', CHIPS, None, shown="600 mm2 for physical templates"
     )
     max_power: Power | None = option(
-        'Largest power, "250 W".', CHIPS, None, shown="400 W of the physical templates"
+        'Largest power, "250 W".', CHIPS, None, shown="400 W for physical templates"
     )
     cooling: Density | None = option(
         'Largest power per die area, "0.8 W/mm2".', CHIPS, None, shown="none"

@@ -267,7 +267,7 @@ class LayoutQuestion(Question):
         "Pipeline order.", LAYOUT, None, shown="1f1b or interleaved", old=("schedule",)
     )
     blocks: Counts = option(
-        "Blocks of every model chunk, in order.", LAYOUT, (), shown="as even as can be"
+        "Blocks of every model chunk, in order.", LAYOUT, (), shown="as even as possible"
     )
 
 
@@ -322,7 +322,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
         RUN_LENGTH, None, exclude=True,
     )  # fmt: skip
     budget: Dollars | None = option(
-        'Instead of --devices: at most these dollars for the run, "$50k"; alone: the most devices.',
+        'Instead of --devices: dollars for the run, "$50k"; without --deadline, all that it buys.',
         RUN_LENGTH, None, exclude=True,
     )  # fmt: skip
     tp: Counts = option("Tensor parallel degrees.", LAYOUT, (), shown="all in a node")

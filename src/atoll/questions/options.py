@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature, cleandoc, signature
@@ -14,11 +15,14 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
+from atoll.base.errors import AtollError, near_names
 from atoll.questions.ask import ask, old_names
+from atoll.questions.foreign_names import meant_field
 from atoll.questions.question import OUTPUT, Question, completions, is_tuple, scalars
 from atoll.questions.sweeps import read_text
 from atoll.questions.texts import grouped, help_words, metavar, option_fields, spelled
 
+_CLICK: Any = sys.modules[typer.BadParameter.__module__]  # click, or the copy in newer typers
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
 
 
@@ -36,6 +40,13 @@ class GroupedCommand(TyperCommand):
 
     fields: Mapping[str, FieldInfo] = {}
     asked: tuple[type[Question], ...] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, _without_names(args, self.asked[0].arguments))
+        except _CLICK.NoSuchOption as error:
+            sentence = _unknown_option(str(self.name), error.option_name, self.fields)
+        raise AtollError(sentence)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         by_group = grouped(self.fields)
@@ -117,6 +128,24 @@ def add_command(
         help=f"{first}\n\n\b\n{examples}\n\n{words}",
         short_help=first,
     )(command)
+
+
+def _without_names(words: Sequence[str], arguments: Iterable[str]) -> list[str]:
+    """Return a command line in which `--data FILE` and `--data=FILE` are the argument FILE."""
+    end = words.index("--") if "--" in words else len(words)
+    named = {spelled(name) for name in arguments}
+    parts = [word.partition("=") if word.partition("=")[0] in named else ("", "=", word)
+             for word in words[:end]]  # fmt: skip
+    return [*(value for _, equals, value in parts if equals), *words[end:]]
+
+
+def _unknown_option(command: str, option: str, fields: Iterable[str]) -> str:
+    """Return the sentence about an unknown option, with the one that was probably meant."""
+    names = {spelled(name).lstrip("-"): name for name in fields}
+    meant = meant_field(option, names.values(), spelled)
+    near = [meant] if meant else [f"--{name}" for name in near_names(option.lstrip("-"), names)]
+    words = f"did you mean {' or '.join(near)}?" if near else f"atoll {command} --help lists all"
+    return f"no such option {option}: {words}"
 
 
 def _options_named(words: Sequence[str], names: Iterable[str]) -> set[str]:

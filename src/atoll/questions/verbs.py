@@ -110,7 +110,9 @@ class ValidateQuestion(Question):
         "Runs on wafers and slices of TPUs (CSV).", MEASURED, None, shown="none"
     )
     device: Measured = "h200"
-    expect: Literal["oom"] | None = option("The file's runs went out of memory.", MEASURED, None)
+    expect: Literal["oom"] | None = option(
+        "The runs in the file ran out of memory.", MEASURED, None
+    )
     site: SiteFile | None = option("Predict runs at this site (YAML).", MEASURED, None)
     out: Path | None = option(
         "Write one line per row, with prediction and error (CSV).", OUTPUT, None, writes=True
@@ -130,7 +132,7 @@ class BenchQuestion(Question):
         "Tables of training runs or steps (CSV).", MEASURED
     )
     oom: Annotated[tuple[Path, ...], Several] = option(
-        "Tables of runs that went out of memory (CSV).", MEASURED, ()
+        "Tables of runs that ran out of memory (CSV).", MEASURED, ()
     )
     predictors: Annotated[
         tuple[Annotated[str, Named("atoll.predictors.registry:PREDICTORS")], ...], Several
@@ -163,9 +165,9 @@ class CaptureQuestion(Question):
         "Tokens in a sample; the open dimension of an ONNX file.", MODEL, None
     )
     batch_dim: int = option("Dimension of inputs that counts samples; -1 for none.", MODEL, 0)
-    dtype: str = option("Of weights and floating inputs; keep leaves them.", MODEL, "bfloat16")
+    dtype: str = option("Type of weights and floating inputs; keep: unchanged.", MODEL, "bfloat16")
     keep: Literal["fused", "eager"] = option(
-        "Kernels and what they keep: a compiler's, or PyTorch's own.", MODEL, "fused"
+        "Kernels and stored tensors: of a fusing compiler, or of eager PyTorch.", MODEL, "fused"
     )
     example = "atoll capture mine.model:build --inputs 'int64[1,4096]' --out mine.json"
     arguments = ("target",)
@@ -179,7 +181,7 @@ class DesignsQuestion(Question):
     sort: str = option("Column to sort by.", ROWS, "score")
     limit: Count = option("Rows to show.", ROWS, 20)
     offset: NonNegative = option("Rows to skip.", ROWS, 0)
-    front: str | None = option("Only the front of score against this column.", ROWS, None)
+    front: str | None = option("Only the Pareto front of score against this column.", ROWS, None)
     parquet: Path | None = option(
         "Write every design to this Parquet file.", OUTPUT, None, writes=True
     )
@@ -200,7 +202,7 @@ class ExplainQuestion(Question):
         shown="those of the search",
     )  # fmt: skip
     ablate: bool = option(
-        "Of a wafer's mapping: solve it again with one decision variable frozen after the other.",
+        "Of a wafer's mapping: solve it again, with one decision variable frozen at a time.",
         OUTPUT,
         False,
     )
@@ -249,10 +251,10 @@ class TraceQuestion(Question):
 class ServeQuestion(Question):
     """Explore stored runs in a browser, also while a search is writing them. Reads only."""
 
-    folders: tuple[Path, ...] = option("Folders of runs, or that hold such folders.", "Runs")
+    folders: tuple[Path, ...] = option("Folders of runs, or folders that contain them.", "Runs")
     port: NonNegative = option("Port; 0 takes a free one.", SERVER, 8737)
     host: str = option(
-        "Address to bind; off loopback every request needs a token.", SERVER, "127.0.0.1"
+        "Address to listen on; other than loopback, requests need a token.", SERVER, "127.0.0.1"
     )
     token: Annotated[str, Field(min_length=8)] | None = option(
         "The token to ask for, or ATOLL_TOKEN of the environment.", SERVER, None,
@@ -307,7 +309,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
         "A layout must save this share of a step to be named.", OUTPUT, 0.01
     )
     steps: Count | None = option(
-        "Steps of the run, for what it saves.", RUN_LENGTH, None, shown="the file's"
+        "Steps of the run, to compute what it saves.", RUN_LENGTH, None, shown="the file's"
     )
     time_limit: f.TimeLimit = 3600.0
     example = "atoll check pretrain.sh --device h100 --devices 512"
@@ -337,7 +339,7 @@ class MeasureQuestion(LayoutQuestion, RunQuestion):
         MEASURED, ("first", "last", "fullest"),
     )  # fmt: skip
     backend: Literal["cuda", "cpu"] = option("Where ranks run; cpu is for tests.", MEASURED, "cuda")
-    limit: Seconds = option("Longest time of a rank.", MEASURED, 600.0, shown="10 min")
+    limit: Seconds = option("Time limit of a rank.", MEASURED, 600.0, shown="10 min")
     append: Path = option(
         "Add a row per rank to this table (CSV).", OUTPUT, Path("measured.csv"), writes=True
     )
@@ -372,7 +374,7 @@ class McpQuestion(Question):
     folders: Annotated[tuple[Path, ...], Several] = option(
         "Folders whose files an agent may name.", "Files", (), shown="the working directory"
     )
-    calls: Annotated[Count, Field(le=64)] = option("Calls that run side by side.", "Files", 4)
+    calls: Annotated[Count, Field(le=64)] = option("Calls that may run at once.", "Files", 4)
     example = "atoll mcp --folders runs,jobs"
 
 

@@ -54,14 +54,14 @@ class WaferQuestion(Question):
     )  # fmt: skip
     microbatch: f.Microbatches = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
     stage_shapes: tuple[tuple[Size, Size], ...] = option(
-        "Columns and rows of a stage: only these.", WAFER, (), shown="all", file_only=True
+        "Allowed columns and rows of a stage.", WAFER, (), shown="all", file_only=True
     )
-    stage_counts: Counts = option("Numbers of pipeline stages: only these.", WAFER, (), shown="all")
+    stage_counts: Counts = option("Allowed numbers of pipeline stages.", WAFER, (), shown="all")
     mapping: Annotated[str, Named(file=True)] | None = option(
-        "mapping.json: what an estimate prices, a start for a search.", WAFER, None
+        "mapping.json: the mapping to estimate, or a start for a search.", WAFER, None
     )
     layout: WaferLayout | None = option(
-        "The same by its stages only: the exact part fills in the blocks.", WAFER, None,
+        "Only the stages of a mapping: the codes of blocks are solved.", WAFER, None,
         file_only=True,
     )  # fmt: skip
     ablations: Annotated[tuple[Ablation, ...], Several] = option(

@@ -23,6 +23,6 @@ def result_files(result: SearchResult) -> dict[str, str]:
     writer.writerows(result.designs)
     return {
         DESIGNS: text.getvalue(),
-        CHIP: chip_yaml(result.best.accelerator, "found", result.network),
+        CHIP: chip_yaml(result.best.accelerator, "new-chip", result.network),
         RESULT: result.answer.to_json(indent=1),
     }

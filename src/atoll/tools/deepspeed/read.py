@@ -28,7 +28,9 @@ def is_deepspeed(content: Mapping[str, Any]) -> bool:
 def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a configuration; values `auto`, which Hugging Face's trainer fills in, are ignored."""
     if user.model is None:
-        raise AtollError(f"{file}: does not describe the model; say it with --model config.json")
+        raise AtollError(
+            f"{file}: does not describe the model; add --model with a zoo name or a config.json"
+        )
     values = dict(flatten(content))
     chosen = {name: value for name, value in values.items() if value != "auto"}
     disabled = [name.removesuffix("enabled") for name, value in chosen.items()

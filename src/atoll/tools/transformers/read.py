@@ -29,6 +29,7 @@ from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
 
 BATCH = "per_device_train_batch_size"
+MODEL_NAMES = ("model_name_or_path", "model_name", "base_model")
 NAMES, AXOLOTL = load_names("transformers"), load_names("transformers", "axolotl.yaml")
 ZERO_STAGES = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
@@ -126,7 +127,11 @@ def _launch(
 ) -> Launch:
     model = user.model
     if model is None:
-        raise AtollError(f"{file}: names a model without its shape; say it with --model")
+        name = next((values[key] for key in MODEL_NAMES if values.get(key)), "a model")
+        raise AtollError(
+            f"{file}: names {name}, not its shape; add --model with a name of the zoo "
+            "(atoll models) or a config.json"
+        )
     args = LaunchArguments(file, values, UNKNOWN)
     args.refuse_offload(*OFFLOADS)
     _check_method(args)
