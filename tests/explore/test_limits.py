@@ -85,10 +85,17 @@ def test_ctrl_c_after_the_proof_says_that_the_baselines_are_left_out(
         stop.signal = signal.SIGINT
         return run_baselines(*arguments)
 
-    monkeypatch.setattr("atoll.explore.run.run_baselines", begun)
+    monkeypatch.setattr("atoll.explore.baselines.run_baselines", begun)
     part = run_search(some_job(baselines=True), stop=stop)
     assert part.certificate.status == "optimal" and part.stopped == ""
     assert part.left_out == {"baselines": "interrupted"} and part.baselines == {}
+
+
+def test_baselines_of_another_process_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = some_job(baselines=True)
+    in_sequence = run_search(job, workers=0)
+    monkeypatch.setattr("atoll.explore.run.LARGE", 0)
+    assert answer(run_search(job)) == answer(in_sequence)
 
 
 def test_a_schedule_that_is_stopped_gives_no_answer_and_else_the_same() -> None:

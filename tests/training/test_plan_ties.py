@@ -168,6 +168,12 @@ def test_layouts_that_may_be_faster_in_truth_are_to_be_tried() -> None:
     assert len({replace(c.axes, hsdp=1) for c in found.alternatives}) == len(found.alternatives)
     assert found.best.layout not in [c.axes for c in found.alternatives]
     assert all(c.layout in found.to_try() for c in found.alternatives)
+    slowest, listed = found.alternatives[-1].slower, [c.axes for c in found.alternatives]
+    faster = [r.axes for r in found.reasons if r.slower is not None and r.slower < slowest]
+    alike = {replace(layout, hsdp=1) for layout in (*listed, found.best.layout)}
+    assert {replace(layout, hsdp=1) for layout in faster} <= alike, "no axis has a faster one"
+    shown = dict(found.summary())["Also try"]
+    assert all(c.layout in shown for c in found.alternatives[:2])
 
 
 def test_layouts_that_are_the_same_program_are_listed_once() -> None:

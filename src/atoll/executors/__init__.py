@@ -1,7 +1,7 @@
 """Executors of tasks: in this process, in local processes, or on a Dask cluster."""
 
 from atoll.executors.base import Executor, InProcess, LostWorkerError, Task
-from atoll.executors.choose import choose_executor
+from atoll.executors.choose import choose_executor, spare_executor
 from atoll.executors.crew import Crew, TaskCall
 from atoll.executors.pieces import PieceRunner
 
@@ -14,4 +14,5 @@ __all__ = [
     "Task",
     "TaskCall",
     "choose_executor",
+    "spare_executor",
 ]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
 
 from atoll.base.errors import AtollError
+from atoll.base.kernel_cache import compiling
 from atoll.base.stopping import StopCheck, never
 from atoll.executors.base import Executor, InProcess
 
@@ -35,3 +38,14 @@ def choose_executor(workers: int | None, cluster: str | None, stop: StopCheck = 
     from atoll.executors.processes import LocalProcesses
 
     return Growing() if workers is None else LocalProcesses(workers)
+
+
+def spare_executor(executor: Executor) -> Executor:
+    """Return one more local process, a copy of this one, next to an executor that may start
+    processes; otherwise this process, which runs a task when its result is requested.
+    """
+    from atoll.executors.growing import Growing
+    from atoll.executors.processes import LocalProcesses
+
+    grows = isinstance(executor, Growing) and (os.cpu_count() or 1) > 1 and not compiling()
+    return LocalProcesses(1) if grows and sys.platform == "linux" else InProcess()

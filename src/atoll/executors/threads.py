@@ -43,8 +43,14 @@ def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int
         run(0, count)
         return
     run(0, min(step, count))
-    if len(starts) == 1:
-        return
+    pieces = iter(starts[1:])  # which all threads take from, this one too
+
+    def work() -> None:
+        for start in pieces:
+            run(start, min(start + step, count))
+
     with ThreadPoolExecutor(cores) as pool:
-        for future in [pool.submit(run, start, min(start + step, count)) for start in starts[1:]]:
-            future.result()
+        others = [pool.submit(work) for _ in range(min(cores, len(starts) - 1) - 1)]
+        work()
+        for other in others:
+            other.result()

@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.cost.chips import chips_of_space, memories
+from atoll.executors import Crew, Executor, TaskCall
 from atoll.explore.answer.result import Design
 from atoll.explore.answer.scope import SearchScope
 from atoll.explore.pricing.evaluate import PricedChips
@@ -22,7 +23,7 @@ from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
-from atoll.explore.proof.journal import EvaluatedPlan
+from atoll.explore.proof.journal import EvaluatedPlan, Journal
 from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
 from atoll.hardware.accelerator import Accelerator, Hbm
@@ -40,6 +41,8 @@ REFERENCE = ("tpuv4-expert", "tpuv4-placed")
 SAMPLED = ("spotlight", "random")
 NAMES = REFERENCE + SAMPLED
 RANDOM_CHIPS = 64
+SAMPLE = 20_000
+"""Designs that the sampling baselines draw from, for a space outside memory."""
 _FINE = 1e-4  # tolerance where single chips are compared
 _SAME = 1e-9  # relative rounding error
 
@@ -92,6 +95,10 @@ def reference_space(space: DesignSpace | ProductSpace) -> DesignSpace:
     )
 
 
+BaselineArguments = tuple[DesignSpace | ProductSpace, Variants, SearchSetting, Objective, int, Stop]
+"""The arguments of `run_baselines`."""
+
+
 @dataclass(frozen=True, eq=False)
 class BaselineDesign:
     """A design to compare with."""
@@ -120,18 +127,15 @@ def baseline_names(variants: Variants) -> tuple[str, ...]:
 
 def run_baselines(
     space: DesignSpace | ProductSpace,
-    drawn_from: DesignSpace,
     variants: Variants,
     setting: SearchSetting,
     objective: Objective,
     seed: int,
     stop: Stop,
 ) -> Mapping[str, BaselineDesign]:
-    """Return the baselines by name, without those that `stop` left no time to finish.
-
-    `drawn_from` is the part of the space in memory, which the sampling baselines draw from.
-    """
+    """Return the baselines by name, without those that `stop` left no time to finish."""
     reference = reference_space(space)
+    drawn_from = space if isinstance(space, DesignSpace) else space.sample(SAMPLE, seed)
 
     def best_of(candidates: DesignSpace) -> BaselineDesign:
         search = Search(candidates, variants, setting, objective, tolerance=1e-3, stop=stop)
@@ -167,6 +171,36 @@ def run_baselines(
     except StoppedError:
         pass  # return the baselines that are finished
     return baselines
+
+
+class BaselineRun:
+    """The baselines of a search, which an executor with another process runs concurrently."""
+
+    def __init__(self, arguments: BaselineArguments, executor: Executor, journal: Journal) -> None:
+        """Start `run_baselines`, unless its results are on record in `journal`."""
+        _, self._variants, *_, seed, self._stop = arguments
+        self._journal, self._name = journal, f"baseline designs {seed}"
+        self._crew, self._call = Crew(executor, self._stop), TaskCall(_baselines, ())
+        self._note = journal.note(self._name)
+        if self._note is None:
+            executor.start(arguments)
+            self._crew.send(self._call)
+
+    def result(self) -> dict[str, BaselineDesign]:
+        """Return the baselines on record, or finish and record them."""
+        if self._note is not None:
+            return {key: BaselineDesign(**fields) for key, fields in self._note.items()}
+        baselines: dict[str, BaselineDesign] = {}
+        if not self._stop():
+            baselines = self._crew.result(self._call) or {}
+        if len(baselines) == len(baseline_names(self._variants)):  # else the next run makes them
+            stored = {key: baseline.to_note() for key, baseline in baselines.items()}
+            self._journal.put_note(self._name, stored)
+        return baselines
+
+
+def _baselines(arguments: BaselineArguments) -> dict[str, BaselineDesign]:
+    return dict(run_baselines(*arguments))
 
 
 def _as_published(reference: BaselineDesign, name: str) -> BaselineDesign:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.kernel_cache import compile_in_background
 from atoll.base.stopping import Stop, StopCheck, StoppedError, never
 from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
-from atoll.executors import Crew
+from atoll.executors import Crew, Executor, InProcess, spare_executor
 from atoll.explore.answer.files import result_files
 from atoll.explore.answer.memory_check import check_memory, nothing_fits
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
@@ -26,10 +26,10 @@ from atoll.explore.answer.result import SearchResult
 from atoll.explore.answer.scope import SearchScope, open_space, sustained_limit
 from atoll.explore.baselines import (
     BaselineDesign,
+    BaselineRun,
     baseline_names,
     reference_space,
     remarks,
-    run_baselines,
 )
 from atoll.explore.design_builder import DesignBuilder
 from atoll.explore.network_search import (
@@ -77,8 +77,8 @@ RUNNERS_UP = 3
 PLAIN_ORDERS = ("1f1b",)
 SEARCHED_ORDERS = tuple(order for order in ORDERS if order != "gpipe")
 """Pipeline orders of a search: GPipe takes as long as 1F1B and needs more memory."""
-SAMPLE = 20_000
-"""Designs that the sampling baselines draw from, for a space outside memory."""
+LARGE = 10_000
+"""Chips from which the baselines may run in another process: a small search ends too soon."""
 
 
 def run_search(
@@ -242,13 +242,15 @@ class _SearchRun:
 
     def result(self) -> SearchResult:
         """Run the phases in order."""
-        with self._timed("search"):
-            search, objective = self._open_search()
-            outcome = self._find_best(search)
-        complete_above = self._evaluate_plateau(search, outcome)
-        fronts, front_stopped = self._trace_fronts(search, outcome)
-        self.runtime.executor.close()  # the phases below run in this process
-        baselines = self._run_baselines(search, objective)
+        with closing(self._baseline_executor()) as executor:
+            with self._timed("search"):
+                search, objective = self._open_search()
+                baseline_run = self._start_baselines(executor, objective)
+                outcome = self._find_best(search)
+            complete_above = self._evaluate_plateau(search, outcome)
+            fronts, front_stopped = self._trace_fronts(search, outcome)
+            self.runtime.executor.close()  # the phases below run in this process
+            baselines = self._finish_baselines(search, baseline_run)
         result = self._describe(search, outcome, complete_above, baselines)
         result = replace(result, pareto=fronts, front_stopped=front_stopped)
         result = self._add_best_chip_per_model(result)
@@ -310,12 +312,27 @@ class _SearchRun:
             self.left_out["fronts"] = stopped
         return answers, stopped
 
-    def _run_baselines(self, search: Search, objective: Objective) -> dict[str, BaselineDesign]:
-        """Return the baselines; with a proof, those in the space may become the best."""
+    def _baseline_executor(self) -> Executor:
+        """Return where the baselines run. Under a time limit the search gets all cores."""
+        if len(self.problem.space) < LARGE or np.isfinite(self.job.time_limit):
+            return InProcess()
+        return spare_executor(self.runtime.executor)
+
+    def _start_baselines(self, executor: Executor, objective: Objective) -> BaselineRun | None:
         if not self.job.baselines:
+            return None
+        problem, seed = self.problem, self.job.seed
+        arguments = problem.space, problem.variants, problem.setting, objective, seed, self.stop
+        return BaselineRun(arguments, executor, self.journal)
+
+    def _finish_baselines(
+        self, search: Search, baseline_run: BaselineRun | None
+    ) -> dict[str, BaselineDesign]:
+        """Return the baselines; with a proof, those in the space may become the best."""
+        if baseline_run is None:
             return {}
         with self._timed("baselines"):
-            baselines = self._baselines(search.journal, objective)
+            baselines = baseline_run.result()
             for baseline in baselines.values() if self.strategy.proves else ():
                 if baseline.chip is not None:
                     for position in search.bring([baseline.chip]).values():
@@ -323,22 +340,6 @@ class _SearchRun:
         names = baseline_names(self.problem.variants)
         missing = [f"baseline {name}" for name in names if name not in baselines]
         self.left_out |= dict.fromkeys(missing if baselines else ["baselines"], self.stop.reason)
-        return baselines
-
-    def _baselines(self, journal: Journal, objective: Objective) -> dict[str, BaselineDesign]:
-        """Return the baselines on record, or run and record them."""
-        space, variants, seed = self.problem.space, self.problem.variants, self.job.seed
-        name = f"baseline designs {seed}"
-        note = journal.note(name)
-        if note is not None:
-            return {key: BaselineDesign(**fields) for key, fields in note.items()}
-        if self.stop():
-            return {}
-        drawn = space if isinstance(space, DesignSpace) else space.sample(SAMPLE, seed)
-        arguments = space, drawn, variants, self.problem.setting, objective, seed, self.stop
-        baselines = dict(run_baselines(*arguments))
-        if len(baselines) == len(baseline_names(variants)):  # otherwise the next run makes them all
-            journal.put_note(name, {key: b.to_note() for key, b in baselines.items()})
         return baselines
 
     def _describe(

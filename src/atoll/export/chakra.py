@@ -81,7 +81,7 @@ def _write_error(path: Path) -> Callable[[str], str]:
 
 
 def _stages(estimate: Estimate) -> Iterator[Iterator[TraceNode]]:
-    _, shares = (estimator := Estimator(estimate.run)).shares(estimate.layout)
+    _, shares = (estimator := estimate.prices).shares(estimate.layout)
     for stage, chunks in enumerate(shares):
         yield _stage(estimate, estimator, stage, chunks, estimate.layout.schedule)
 

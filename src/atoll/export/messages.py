@@ -16,7 +16,7 @@ from atoll.base.errors import AtollError
 from atoll.files.atomic_file import atomic_files
 from atoll.files.csvfile import write_csv
 from atoll.step.orders import arrivals
-from atoll.training.estimate import Estimate, Estimator
+from atoll.training.estimate import Estimate
 from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.operators.policies import TensorLink
 from atoll.training.step import SharedCollective, Stepper, resident_parameters
@@ -57,7 +57,7 @@ Messages = Iterator[StepMessage]
 
 def step_messages(estimate: Estimate) -> tuple[StepMessage, ...]:
     """Return the messages of an estimated step, equal ones merged."""
-    stepper, shares = (estimator := Estimator(estimate.run)).shares(estimate.layout)
+    stepper, shares = (estimator := estimate.prices).shares(estimate.layout)
     counts: dict[StepMessage, float] = defaultdict(float)
     for stage, chunks in enumerate(shares):
         trained = estimator.trained(estimate.layout, chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     """Under "optimal", the recomputed operators per kind of block."""
     launched: bool = False
     """Whether launch files are requested."""
+    prices: Estimator = field(repr=False, compare=False, kw_only=True)
+    """Costs of the run's layers, cached."""
 
     @cached_property
     def launch(self) -> tuple[LaunchFile, ...]:
@@ -215,7 +217,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """
         if self.run.timed is None:
             return {}
-        costs = Estimator(self.run).costs(self.layout)
+        costs = self.prices.costs(self.layout)
         operators = total((c.forward + c.backward).times(c.repeat) for c in costs)
         return {name: part_s / operators.total_s for name, part_s in operators.origins_s.items()}
 
@@ -378,7 +380,7 @@ def rank_compute_s(estimate: Estimate, stage: int) -> float:
     step, stage_time = estimate.usual_step, estimate.stages[stage]
     passes = stage_time.forward, stage_time.backward, stage_time.recompute
     pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
-    stepper, shares = Estimator(estimate.run).shares(estimate.layout)
+    stepper, shares = estimate.prices.shares(estimate.layout)
     parts_s = stepper.microbatches * pass_s + step.accumulate_s + step.optimizer_s
     parts_s += shard_copies_s(stepper, shares[stage])
     return parts_s * estimate.run.stack.slack
@@ -386,7 +388,7 @@ def rank_compute_s(estimate: Estimate, stage: int) -> float:
 
 def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
     """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
-    estimator, step, layout = Estimator(estimate.run), estimate.usual_step, estimate.layout
+    estimator, step, layout = estimate.prices, estimate.usual_step, estimate.layout
     stepper = estimator.shares(layout)[0]
     policy = estimate.policies[stage]
 
@@ -423,7 +425,7 @@ class Estimator(LayerPrices):
         sums, policies, picks = self._picked(layout)
         optimal = layout.recompute == "optimal"
         rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
-        return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)
+        return Estimate(run, layout, *layout_row(sums, picks), policies, rerun, prices=self)
 
     def has_room(self, layout: Layout) -> bool:
         """Return whether a layout fits and is not `tight`; faster than its estimate."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.cost.pricer import Pricer
+from atoll.cost.pricer import Cost, Pricer
 from atoll.step.layout import Layout
 from atoll.training.operators.gpu_pricer import GpuPricer
 from atoll.training.operators.kernels.launched import query_passes_s
@@ -37,12 +37,17 @@ def pass_classes_s(
     directions = max(1, len(chunks) // layout.rounds)
     # A loss that is divided over tensor ranks is written out in element-wise kernels.
     divided_loss = layout.tp > 1 and prices.run.stack.parallel_loss_bytes > 0
+    parts: dict[int, tuple[Cost, float, float, dict[str, float]]] = {}
     for cost, count in (pair for chunk in chunks for pair in chunk):
-        kept = cost.kept(recompute if cost.is_block else "none")
-        total = cost.forward + cost.backwards(layout.schedule) + kept.again
-        softmax_s = 0.0 if divided_loss else _softmax_s(prices.pricer, layers[id(cost)], kept)
-        around_s = _around_attention_s(prices, layers[id(cost)])
-        gaps_s = _gaps_s(prices.pricer, layers[id(cost)], kept)
+        if id(cost) not in parts:
+            layer, kept = layers[id(cost)], cost.kept(recompute if cost.is_block else "none")
+            parts[id(cost)] = (
+                cost.forward + cost.backwards(layout.schedule) + kept.again,
+                0.0 if divided_loss else _softmax_s(prices.pricer, layer, kept),
+                _around_attention_s(prices, layer),
+                _gaps_s(prices.pricer, layer, kept),
+            )
+        total, softmax_s, around_s, gaps_s = parts[id(cost)]
         n = count / directions
         times_s["products"] += n * total.matrix_s
         times_s["attention"] += n * (total.attention_s - around_s)

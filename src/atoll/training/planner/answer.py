@@ -172,7 +172,7 @@ def _memory(memory: Memory) -> StageMemory:
 def _stages(best: Estimate) -> tuple[PlannedStage, ...]:
     """Return the layers and the memory by part of each stage."""
     layout = best.layout
-    costs = Estimator(best.run).costs(layout)
+    costs = best.prices.costs(layout)
     shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
     rows = []
     for chunks, memory in zip(shares, best.memory, strict=True):
@@ -232,7 +232,7 @@ def _most(parts: Mapping[Name, float]) -> Name:
 
 def _sensitivity(best: Estimate) -> list[Sensitivity]:
     """Estimate the same layout with each machine rate 10 % lower and 10 % higher."""
-    rows, estimator = [], Estimator(best.run)
+    rows, estimator = [], best.prices
     for name, changed in _faster(best.run).items():
         less, more = (
             Gain(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 import numpy as np
 
 from atoll.answers.layout import AxisReason
@@ -34,6 +37,20 @@ def reasons(space: LayoutSpace, best: Estimate) -> tuple[tuple[AxisReason, ...],
                 AxisReason(axis=axis, why=sentence, axes=alternative.layout, slower=slower)
             )
     return tuple(reasons_by_axis), ""
+
+
+def faster_layouts(
+    space: LayoutSpace, layout: Layout, limit_s: float
+) -> Iterator[tuple[float, Layout]]:
+    """Yield, per axis, step seconds and layout of the fastest with another value, if it takes less
+    than `limit_s`; none after a stop.
+    """
+    with suppress(StoppedError):
+        for axis in AXES:
+            rows, names = _others(space, layout, axis)
+            estimate = space.nearest(rows, names, limit_s) if rows.any() and names.any() else None
+            if estimate is not None:
+                yield estimate.step.time_s, estimate.layout
 
 
 def _reason(space: LayoutSpace, best: Estimate, axis: str) -> tuple[str, Estimate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -148,20 +149,32 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         """Return the few layouts that could be faster than the best when measured: their estimates
         differ by less than the usual model error between two layouts of one run.
         """
-        mine = self.best.step.time_s
-        others = [(e.step.time_s / mine - 1, e.layout) for e in (self.fastest, *self.runners_up)]
-        others += [(r.slower, r.axes) for r in self.reasons if r.slower is not None]
-        near: dict[Layout, LayoutCandidate] = {}
-        for slower, layout in sorted(others, key=lambda pair: pair[0]):
+        return self._nearest(MOST_CANDIDATES)
+
+    def _nearest(self, count: int) -> tuple[LayoutCandidate, ...]:
+        """Return the fastest `count` layouts within the model error that run another program."""
+        from atoll.training.planner.explain import faster_layouts
+
+        best_s, error = self.best.step.time_s, error_fits().between_layouts.median
+        timed = [(e.step.time_s, e.layout) for e in (self.fastest, *self.runners_up)]
+        near = tuple(self._candidates(timed, error).values())[:count]
+        # Others have to be faster than the slowest of these.
+        limit_s = best_s * (1 + (near[-1].slower if len(near) == count else error))
+        timed += faster_layouts(self.space, self.best.layout, limit_s)
+        return tuple(self._candidates(timed, error).values())[:count]
+
+    def _candidates(
+        self, timed: Sequence[tuple[float, Layout]], error: float
+    ) -> dict[Layout, LayoutCandidate]:
+        """Return layouts with other programs than the best, fastest first, by program."""
+        candidates: dict[Layout, LayoutCandidate] = {}
+        slowdowns = [(step_s / self.best.step.time_s - 1, layout) for step_s, layout in timed]
+        for slower, layout in sorted(slowdowns, key=lambda pair: pair[0]):
             alike = replace(_program(layout), hsdp=1)  # hsdp is tuned afterwards
-            if (
-                alike != replace(_program(self.best.layout), hsdp=1)
-                and slower < error_fits().between_layouts.median
-            ):
-                near.setdefault(
-                    alike, LayoutCandidate(layout=str(layout), axes=layout, slower=slower)
-                )
-        return tuple(near.values())[:MOST_CANDIDATES]
+            if slower < error and alike != replace(_program(self.best.layout), hsdp=1):
+                candidate = LayoutCandidate(layout=str(layout), axes=layout, slower=slower)
+                candidates.setdefault(alike, candidate)
+        return candidates
 
     def to_try(self) -> str:
         """Name the layouts to benchmark in addition to the best.
@@ -287,7 +300,7 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             why = "simpler" if slower <= self.ties else "less tight in memory"
             words = f"{why} and {slower:.1%} slower than the fastest, which is {words}"
         lines.append((label, f"{words}; {accuracy}"))
-        near = self.alternatives[:SHOWN_CANDIDATES]
+        near = self._nearest(SHOWN_CANDIDATES)
         words = candidates_words(near, error_fits().between_layouts.median)
         return [*lines, ("Also try", words)] if words else lines
 

@@ -214,12 +214,12 @@ class LayoutSpace:
             stopped=stopped,
         )
 
-    def nearest(self, rows: Bools, names: Bools) -> Estimate | None:
+    def nearest(self, rows: Bools, names: Bools, limit_s: float = np.inf) -> Estimate | None:
         """Return the fastest layout that fits, of the given rows and policies; None if there is
-        none or the export target can use none of them.
+        none that takes less than `limit_s`, or the export target can use none of them.
         """
         try:
-            best, *_, stopped = self._fastest(1, rows, names, report=False)
+            best, *_, stopped = self._fastest(1, rows, names, False, limit_s)
         except UnusableError:
             return None
         if stopped:
@@ -227,22 +227,24 @@ class LayoutSpace:
         return best[0] if best else None
 
     def _fastest(
-        self, count: int, rows: Bools, named: Bools, report: bool
+        self, count: int, rows: Bools, named: Bools, report: bool, below_s: float = np.inf
     ) -> tuple[tuple[Estimate, ...], list[str], int, float, bool]:
-        """Return the fastest `count` layouts that fit, the refusals among them, the number
-        estimated in full, a lower bound on the time of all others, and whether the search stopped.
+        """Return the fastest `count` layouts that fit and take less than `below_s`, the refusals
+        among them, the number estimated in full, a lower bound on the time of all others, and
+        whether the search stopped.
         """
         wanted, stopped = count, False
+        below_s = min(below_s, self.pieces.below_s)
         while True:
             try:
-                limit_s = self._estimate_all(wanted, rows, named, report)
+                limit_s = self._estimate_all(wanted, rows, named, report, below_s=below_s)
             except StoppedError:
                 unseen_s = self._rest_s(rows, named), self._loose_s(rows, named)
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
                 stopped = True
             ranked = self._ranked(rows, named, stopped, np.inf if stopped else limit_s)
             best, refusals, estimated, bound_s = self._estimated_in_full(count, ranked)
-            if len(best) == count or limit_s >= self.pieces.below_s or stopped:
+            if len(best) == count or limit_s >= below_s or stopped:
                 return best, refusals, estimated, min(bound_s, limit_s), stopped
             wanted += count - len(best)  # some do not fit because of rounding
 
@@ -256,7 +258,7 @@ class LayoutSpace:
         """
         every = self._all_rows_and_policies()
         with suppress(StoppedError):
-            self._estimate_all(1, *every, report=True, within_s=limit_s)
+            self._estimate_all(1, *every, True, limit_s, self.pieces.below_s)
         for row, name, _ in self._ranked(*every, True, limit_s):
             if self._refusal(row, name) is None:
                 yield row, name
@@ -290,15 +292,16 @@ class LayoutSpace:
         return tuple(best), refusals, estimated, float("inf")
 
     def _estimate_all(
-        self, count: int, wanted_rows: Bools, named: Bools, report: bool, within_s: float = 0.0
-    ) -> float:
+        self, count: int, wanted_rows: Bools, named: Bools, report: bool,
+        within_s: float = 0.0, below_s: float = np.inf,
+    ) -> float:  # fmt: skip
         """Bound and estimate rows, lowest bound first, until no other row can be among the fastest
-        `count` or take less than `within_s`. Return the limit: no other row is faster, and the
-        fastest `count` are not slower.
+        `count` and below `below_s`, or take less than `within_s`. Return the limit: no other row
+        is faster, and the fastest `count` are not slower.
         """
         least_s = self._least_s(named)
         limit_s, best_s = self._limit_s(count, wanted_rows, named)
-        limit_s = max(min(limit_s, self.pieces.below_s), within_s)
+        limit_s = max(min(limit_s, below_s), within_s)
         rest = np.flatnonzero(wanted_rows & self.may_fit & (self.slot < 0) & (least_s < limit_s))
         while True:
             rest = rest[(self.slot[rest] < 0) & (least_s[rest] < limit_s)]
@@ -315,7 +318,7 @@ class LayoutSpace:
             for limit, rows in pair:
                 self._store_times(limit is not None, rows, self._figures(limit, rows))
             limit_s, best_s = self._limit_s(count, wanted_rows, named, limit_s)
-            limit_s = max(min(limit_s, self.pieces.below_s), within_s)
+            limit_s = max(min(limit_s, below_s), within_s)
 
     def _report(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
         """Report the progress of the search over the whole space."""

@@ -85,7 +85,7 @@ def simplest(
     leader = least_at_risk(space, fastest, risk)
     if not ties:
         return leader, 1
-    most_s = at_risk_s(leader, risk)
+    most_s = leader.step.time_s if risk == "median" else at_risk_s(leader, risk)
 
     def ties_with_leader(at: tuple[int, int], more: float) -> bool:
         if not space.estimator.has_room(space.layout(*at)):
