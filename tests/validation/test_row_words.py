@@ -44,7 +44,7 @@ def found(device: str = "H100-SXM", **more: str) -> Estimate:
         ("megatron-deepspeed (Habana)", "megatron-2021"), ("torchtitan-fsdp2", "fsdp"),
         ("HF accelerate + deepspeed zero3", "deepspeed"), ("MaxText", "xla"),
         ("optimum-habana (Gaudi)", "gaudi"), ("NeMo AutoModel, PyTorch FSDP2", "automodel"),
-        ("nanotron", "modular-lean"),
+        ("nanotron", "modular-lean"), ("PaddleNLP 2.7", "paddle"),
         ("modular-norm", "modular-norm"), ("torch.compile", "compiled"), ("my own", None),
     ],
 )  # fmt: skip
