@@ -18,7 +18,7 @@ from atoll.training.estimate import Estimate, estimate
 from atoll.validation.row_runs import run_from_row, unread_words
 from atoll.validation.row_settings import port_Bps
 from atoll.validation.tables import RunRow
-from atoll.validation.validate import validate_runs
+from atoll.validation.validate import predict, validate_runs
 
 LLAMA = {
     "layers": "16", "hidden": "2048", "heads": "16", "kv_heads": "8", "ffn": "8192",
@@ -44,7 +44,7 @@ def found(device: str = "H100-SXM", **more: str) -> Estimate:
         ("megatron-deepspeed (Habana)", "megatron-2021"), ("torchtitan-fsdp2", "fsdp"),
         ("HF accelerate + deepspeed zero3", "deepspeed"), ("MaxText", "xla"),
         ("optimum-habana (Gaudi)", "gaudi"), ("NeMo AutoModel, PyTorch FSDP2", "automodel"),
-        ("nanotron", "modular-lean"),
+        ("nanotron", "modular-lean"), ("PaddleNLP 2.7", "paddle"),
         ("modular-norm", "modular-norm"), ("torch.compile", "compiled"), ("my own", None),
     ],
 )  # fmt: skip
@@ -266,3 +266,18 @@ def test_what_stays_between_steps() -> None:
         held = parts["weights"] + parts["gradients"] + parts["optimizer"] + parts["buffers"]
         assert stage["after_step"] == pytest.approx(held)
     assert Layout(recompute="mlp+layernorm").recompute == "mlp+layernorm"
+
+
+@pytest.mark.parametrize(("recompute", "time_s"), [("none", 7.6), ("full", 10.0)])
+def test_a_step_that_no_such_device_can_run_is_refused(recompute: str, time_s: float) -> None:
+    """The products of 32 sequences take 7.7 s at 123 TFLOP/s, the best product measured on an RTX
+    A6000, and 10.1 s with those that are run again.
+    """
+    cells = {"devices": "1", "global_batch": "32", "tp": "1", "pp": "1", "dp": "1", "sp": "0"}
+    timed = [
+        row("RTX-A6000", recompute=recompute, measured_iter_time_s=f"{measured_s}", **cells)
+        for measured_s in (time_s, 100 * time_s)
+    ]
+    refused, read = predict(timed)
+    assert refused.predicted is None and "the best product measured on it" in refused.reason
+    assert read.predicted is not None

@@ -117,7 +117,7 @@ class EstimateFields(TypedDict, total=False):
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
-    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "paddle", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
@@ -187,7 +187,7 @@ class MeasureFields(TypedDict, total=False):
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
-    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "paddle", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
@@ -246,7 +246,7 @@ class PlanFields(TypedDict, total=False):
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
-    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "paddle", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
@@ -303,7 +303,7 @@ class RunFields(TypedDict, total=False):
     network: str | None
     site: str | None
     tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
-    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "paddle", "fsdp", "fsdp-2023", "gaudi", "automodel", "megatron", "megatron-2023", "megatron-2021", "xla", "deepspeed", "zero3-2021", "nemo", "torchtitan", "torchtitan-compiled"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None

@@ -45,6 +45,7 @@ FRAMEWORKS: Frameworks = (
     (r"accelerate", "fsdp", "transformers"),
     (r"fsdp|foundry|composer|optimum|lightning", "fsdp", "pytorch"),
     (r"nanotron|intern(evo|lm)|colossal", "modular-lean", "pytorch"),
+    (r"paddle", "paddle", "pytorch"),
     (r"compile|inductor", "compiled", "pytorch"),
     (r"transformers|hugging", "eager", "transformers"),
     (r"eager|torch", "eager", "pytorch"),
@@ -59,6 +60,9 @@ ATTENTION: Patterns = (
     (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
     (r"flash.?(attention|attn)?.?v?2\b", "flash2"),
     (r"unfused|local|\bmath\b|^torch$|^megatron", "unfused"),
+    # torch 2.5.1 to 2.9 take FlashAttention-2 before cuDNN (sdp_utils.cpp: only if
+    # TORCH_CUDNN_SDPA_PREFERRED is set; later, unless TORCH_CUDNN_SDPA_DEPRIORITIZED is).
+    (r"^sdpa$", "flash2"),
     (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
 )
 HIDDEN_EXCHANGE = 0.8

@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.answers.validation import Errors, GroupErrors, Regret, RunsValidation, WorstRun
 from atoll.base.errors import AtollError
+from atoll.hardware.gpu import Gpu
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator, rank_compute_s, stage_classes_s
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
@@ -30,6 +31,7 @@ from atoll.validation.row_runs import (
     unread_words,
 )
 from atoll.validation.tables import RunRow, read_runs, write_records
+from atoll.workload.flops import block_flops, model_flops
 
 WORST_COUNT = 10
 TOTAL = "all kernels"
@@ -156,12 +158,36 @@ def predict(rows: Iterable[RunRow], site: Site | None = None) -> tuple[Predictio
                 estimate = Estimator(run).estimate(layout)
                 priced[cells] = predicted_run(row, estimate), estimate
             predicted, estimate = priced[cells]
+            _check_rate(row, estimate)
             prediction = Prediction(row, predicted, estimate=estimate)
             _ = prediction.kernel_classes_s  # a profile that cannot be read skips the row
             predictions.append(prediction)
         except AtollError as error:
             predictions.append(Prediction(row, None, str(error)))
     return tuple(predictions)
+
+
+def _check_rate(row: RunRow, estimate: Estimate) -> None:
+    """Refuse a measured step that needs more FLOP/s than any product on the stated device reaches:
+    it ran on another device, or with another batch.
+    """
+    run = estimate.run
+    if row.time_s is None or row.is_rank or row.is_step or not isinstance(run.gpu, Gpu):
+        return
+    sample_flops = model_flops(run.model, run.sequence, run.adapters)
+    if estimate.layout.recompute == "full":
+        sample_flops += block_flops(run.model, run.sequence)
+    needed_flops = run.global_batch * sample_flops / run.devices / row.time_s
+    is_half = run.precision == run.gpu.half_dtype
+    best_flops = run.gpu.measured_flops if is_half else None
+    limit_flops = best_flops or run.gpu.peak_flops(run.precision)
+    if needed_flops > limit_flops:
+        fastest = "the best product measured on it" if best_flops else "its peak"
+        raise AtollError(
+            f"measured_iter_time_s {row.time_s:g} needs {needed_flops / 1e12:.0f} TFLOP/s of a "
+            f"{run.gpu.name}, more than {limit_flops / 1e12:.0f}, {fastest}: check device and "
+            "global_batch"
+        )
 
 
 def validate_runs(

@@ -9,12 +9,13 @@ exceeds 100 % of the peak at the precision of the products.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from atoll.workload.adapters import Adapters, with_adapters
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
-from atoll.workload.graph.layer import Model
+from atoll.workload.graph.layer import Model, block_names
 from atoll.workload.prepare import prepare
 from atoll.workload.stored import StoredModel
 
@@ -27,6 +28,13 @@ def model_flops(
         built = prepare(model, model.file.microbatch or 1, sequence, fusion="none")
         return _needed(built) / built.microbatch
     return _built(model, sequence, adapters)
+
+
+def block_flops(model: ModelConfig, sequence: int | None = None) -> float:
+    """FLOPs of one sample in a forward pass of the blocks, which full recomputation repeats."""
+    built = build_model(model, 1, sequence)
+    blocks = tuple((layer, n) for layer, n in built.layers if layer.name in block_names(built))
+    return _needed(replace(built, layers=blocks)) / 3
 
 
 def trained_parameters(model: ModelConfig | StoredModel, adapters: Adapters | None = None) -> float:
