@@ -185,18 +185,16 @@ def _solve_width(table: LayerTable, width: int) -> _Optimum | None:
     if job is None:
         return None
     n = len(order)
-    suffixes = [((1 << k) - 1) << (n - k) for k in range(n + 1)]
-    joined = {(e.source, e.target) for e in layers.edges}
     ids = [layers.nodes[i].id for i in order]
-    if all(pair in joined for pair in pairwise(ids)):
-        sets = suffixes
-        time_s, data_parallel, starts = place(graph, None, job)
-    else:
+    # The suffixes of one topological order: all closed sets of a chain.
+    sets = [((1 << k) - 1) << (n - k) for k in range(n + 1)]
+    covers = [(k + 1, k, n - 1 - k) for k in range(n)]
+    time_s, data_parallel, starts = place(graph, _lattice(n, sets, covers), job)
+    joined = {(e.source, e.target) for e in layers.edges}
+    if not all(pair in joined for pair in pairwise(ids)):
         sets, covers = _closed_sets(graph, f"{table.source}: the layer graph of width {width}")
-        # Cuts of one topological order give a first plan, which rules out most larger stages.
-        along = [(k + 1, k, n - 1 - k) for k in range(n)]
-        ceiling_s, _, _ = place(graph, _lattice(n, suffixes, along), job)
-        job = _capped(job, graph, ceiling_s)
+        # The plan so far rules out most larger stages.
+        job = _capped(job, graph, time_s)
         time_s, data_parallel, starts = place(graph, _lattice(n, sets, covers), job)
     if not starts:
         return None

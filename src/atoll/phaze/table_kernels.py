@@ -75,7 +75,7 @@ class Cuts(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Scratch of the enumeration in a branching graph; depth = layers in the stage so far."""
+    """Scratch of the enumeration of stages; depth = layers in the stage so far."""
 
     stamps: Ints  # by set: stamp of the walk that last reached it
     at: Ints  # (depth, 3): set, next pair to try, layer taken
@@ -100,54 +100,6 @@ def _last_fit(resident, stash, memory, most):
     while s < most and resident + s * stash <= memory:
         s += 1
     return s
-
-
-@kernel
-def _chain_backward(graph, out):
-    """Fill in the backward seconds of every segment [i, j) of a chain."""
-    n = graph.layer.shape[0]
-    for j in range(1, n + 1):
-        clock = 0.0
-        for i in range(j - 1, -1, -1):
-            for e in range(graph.edge_start[BACKWARD, i], graph.edge_start[BACKWARD, i + 1]):
-                if graph.edge_node[BACKWARD, e] >= j:
-                    clock = max(clock, graph.edge_cost[BACKWARD, e, SECONDS])
-            clock += graph.layer[i, BACKWARD]
-            out[i, j] = clock
-
-
-@kernel
-def _chain_cuts(graph, job, backward_s, top, cuts):
-    """All stages [i, j) that start a suffix of `top` layers; returns how many."""
-    n = graph.layer.shape[0]
-    i = n - top
-    count = 0
-    resident = stash = weight = work_s = wide = forward_s = 0.0
-    for j in range(i + 1, n + 1):
-        layer = graph.layer[j - 1]
-        resident += layer[RESIDENT]
-        stash += layer[STASH]
-        weight += layer[WEIGHT]
-        work_s += layer[FORWARD] + layer[BACKWARD]
-        wide = max(wide, layer[WIDE])
-        for e in range(graph.edge_start[FORWARD, j - 1], graph.edge_start[FORWARD, j]):
-            if graph.edge_node[FORWARD, e] < i:
-                forward_s = max(forward_s, graph.edge_cost[FORWARD, e, SECONDS])
-                stash += graph.edge_cost[FORWARD, e, BYTES]
-        forward_s += layer[FORWARD]
-        limit = _last_fit(resident, stash, job.memory_bytes, job.stages)
-        if limit == 0:
-            break  # a longer segment needs at least as much
-        load_s = backward_s[i, j]
-        if job.recompute and j < n:
-            load_s = max(load_s, work_s)
-        cuts.choice[count, BELOW] = n - j
-        cuts.choice[count, LIMIT] = limit
-        cuts.choice[count, ODD] = wide == job.odd_wide
-        cuts.cost[count, LOAD_S] = forward_s + load_s
-        cuts.cost[count, WEIGHT_BYTES] = weight
-        count += 1
-    return count
 
 
 @kernel
@@ -248,7 +200,7 @@ def _improves(job, best_s, top, below, limit, odd, work_s):
 
 
 @kernel
-def _branching_cuts(graph, lattice, job, best_s, top, walk, stamp, use, cuts):
+def _list_cuts(graph, lattice, job, best_s, top, walk, stamp, use, cuts):
     """List all stages that may be cut off set `top`; returns how many.
 
     With `use`, improve best_s[top] by each at once instead, and list none: most are then found
@@ -389,52 +341,35 @@ def _settle(job, full, best_s, top, cuts, count, plan, time_s, starts):
 
 
 @entry
-def _place_chain(graph, job, best_s, cuts, plan, time_s, starts, backward_s):
-    _chain_backward(graph, backward_s)
-    full = graph.layer.shape[0]
-    top = np.int64(1)
-    while top > 0:
-        count = _chain_cuts(graph, job, backward_s, top, cuts)
-        top = _settle(job, full, best_s, top, cuts, count, plan, time_s, starts)
-
-
-@entry
-def _place_branching(graph, job, best_s, cuts, plan, time_s, starts, lattice, walk):
+def _place(graph, job, best_s, cuts, plan, time_s, starts, lattice, walk):
     full = lattice.member.shape[0] - 1
     top = np.int64(1)
     while top > 0:
         stamp = plan[FILLED] * full + top
         use = top < full and plan[FILLED] == 0
-        count = _branching_cuts(graph, lattice, job, best_s, top, walk, stamp, use, cuts)
+        count = _list_cuts(graph, lattice, job, best_s, top, walk, stamp, use, cuts)
         top = _settle(job, full, best_s, top, cuts, count, plan, time_s, starts)
 
 
-def place(graph: PackedGraph, lattice: Lattice | None, job: Job) -> tuple[float, int, list[int]]:
+def place(graph: PackedGraph, lattice: Lattice, job: Job) -> tuple[float, int, list[int]]:
     """Least time per batch, number of copies, and the set that each stage is cut off.
 
     The sets are [full, ..., last stage]; none when nothing fits, and the time is then infinite.
-    Without a lattice the layers are a chain, whose closed sets are its suffixes: set k is the
-    last k layers.
     """
-    n = len(graph.layer)
-    sets = n + 1 if lattice is None else len(lattice.member)
+    n, sets = len(graph.layer), len(lattice.member)
     best_s = np.full((sets, job.stages + 1, job.odd_stages + 1), np.inf)
     best_s[0, 0, 0] = 0.0
     cuts = Cuts(np.empty((sets, 3), np.int64), np.empty((sets, 2)))
     plan = np.zeros(5, np.int64)
     time_s = np.zeros(1)
     starts = np.empty(job.stages, np.int64)
-    if lattice is None:
-        backward_s = np.zeros((n + 1, n + 1))
-        _place_chain(graph, job, best_s, cuts, plan, time_s, starts, backward_s)
-    else:
-        walk = Walk(
-            stamps=np.full(sets, -1, np.int64),
-            at=np.empty((n + 1, 3), np.int64),
-            sums=np.zeros((n + 1, 6)),
-            in_stage=np.zeros(n, np.uint8),
-            release_s=np.zeros((2, n)),
-            order=np.empty(n, np.int64),
-        )
-        _place_branching(graph, job, best_s, cuts, plan, time_s, starts, lattice, walk)
+    walk = Walk(
+        stamps=np.full(sets, -1, np.int64),
+        at=np.empty((n + 1, 3), np.int64),
+        sums=np.zeros((n + 1, 6)),
+        in_stage=np.zeros(n, np.uint8),
+        release_s=np.zeros((2, n)),
+        order=np.empty(n, np.int64),
+    )
+    _place(graph, job, best_s, cuts, plan, time_s, starts, lattice, walk)
     return float(time_s[0]), int(plan[COPIES]), starts[: plan[FILLED]].tolist()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from atoll.base.errors import AtollError
 from atoll.cost.gpu_experts import GATE_BACKWARD_BYTES, GATE_BYTES
 from atoll.tools.stack import (
     NEMO,
+    SOFTWARE,
     STACKS,
     Stack,
     compiled_kernels,
@@ -28,43 +30,14 @@ from atoll.tools.stack import (
 Patterns = Sequence[tuple[str, str]]
 Frameworks = Sequence[tuple[str, str, str]]
 
-# Words, stack and tool. The first match counts; releases before fused kernels have stacks of their
-# year.
-FRAMEWORKS: Frameworks = (
-    (r"zero.?3.*20(19|20|21)", "zero3-2021", "deepspeed"),
-    (r"megatron.*20(19|20|21|22)", "megatron-2021", "megatron-lm"),
-    (r"megatron.*2023", "megatron-2023", "megatron-lm"),
-    (r"automodel", "automodel", "pytorch"),
-    (r"nemo|megatron.?bridge", "nemo", "nemo"),
-    (r"maxtext|paxml|\bjax\b|\bxla\b|\btpu|neuron", "xla", "xla"),
-    (r"megatron.?deepspeed", "megatron-2021", "megatron-lm"),
-    (r"megatron|mcore", "megatron", "megatron-lm"),
-    (r"torchtitan", "fsdp", "torchtitan"),
-    (r"habana|gaudi", "gaudi", "pytorch"),
-    (r"deepspeed", "deepspeed", "deepspeed"),
-    (r"accelerate", "fsdp", "transformers"),
-    (r"fsdp|foundry|composer|optimum|lightning", "fsdp", "pytorch"),
-    (r"nanotron|intern(evo|lm)|colossal", "modular-lean", "pytorch"),
-    (r"paddle", "paddle", "pytorch"),
-    (r"compile|inductor", "compiled", "pytorch"),
-    (r"transformers|hugging", "eager", "transformers"),
-    (r"eager|torch", "eager", "pytorch"),
-)
+FRAMEWORKS: Frameworks = SOFTWARE["frameworks"]
 # Kernels that a framework's words name beside its parallelism.
 KERNELS_NAMED: Sequence[tuple[str, Callable[[Stack], Stack]]] = (
     (r"compile|inductor", compiled_kernels),
     (r"transformer.?engine", lambda stack: replace(fused_kernels(stack), attention="flash")),
     (r"fused kernels", lambda stack: fused_loss(fused_kernels(stack))),
 )
-ATTENTION: Patterns = (
-    (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
-    (r"flash.?(attention|attn)?.?v?2\b", "flash2"),
-    (r"unfused|local|\bmath\b|^torch$|^megatron", "unfused"),
-    # torch 2.5.1 to 2.9 take FlashAttention-2 before cuDNN (sdp_utils.cpp: only if
-    # TORCH_CUDNN_SDPA_PREFERRED is set; later, unless TORCH_CUDNN_SDPA_DEPRIORITIZED is).
-    (r"^sdpa$", "flash2"),
-    (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
-)
+ATTENTION: Patterns = SOFTWARE["attention"]
 HIDDEN_EXCHANGE = 0.8
 """Hidden share of a token exchange that overlaps with another microbatch's dense layers."""
 OVERLAPS = ("tp_comm", "grad_reduce", "zero_grad_reduce", "no_grad_reduce", "p2p", "ep_a2a")
@@ -73,9 +46,7 @@ SENDING_ONCE = ("deepep", "hybridep")
 LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sharp")
 """Words about overlap without effect on the model."""
 FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
-    "fp8_params": lambda stack: replace(stack, fp8_copies=0),  # weights are kept in 8 bits only
-    # or in 16 bits with fp8 copies by rows and by columns
-    "bf16_params": lambda stack: replace(stack, fp8_copies=2, scaled_weights=False),
+    **{name: partial(replace, **fields) for name, fields in SOFTWARE["flags"].items()},
     # gate and up are kept for the backward pass in 8 bits
     "fp8_act": lambda stack: replace(
         stack, kept={**stack.kept, "gate": stack.kept.get("gate", 0.0) - 2}
@@ -85,30 +56,9 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "compiled_loss": compiled_loss,
     "eager_loss": eager_loss,
     "traced": traced_model,
-    "recompute_loss": lambda stack: replace(stack, recomputes_loss=True),
     "liger": liger_kernels,
-    "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),
-    "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
-    "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
-    "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
-    "fp32_adapters": lambda stack: replace(stack, fp32_adapters=True),
-    # bitsandbytes: 4 bits and an fp32 scale for 64 weights, dequantized for every product
-    "nf4": lambda stack: replace(stack, frozen_bytes=0.56),
-    "nested_scales": lambda stack: replace(stack, frozen_bytes=0.52),  # in 8 bits
-    "autocast": lambda stack: replace(stack, autocast=True),
-    "fp32": lambda stack: replace(stack, wide="fp32"),
-    "tf32": lambda stack: replace(stack, wide="tf32"),
-    "masked_experts": lambda stack: replace(stack, module_experts="grouped"),
-    "sliced_experts": lambda stack: replace(stack, module_experts="sliced"),
-    "plain_mixers": lambda stack: replace(stack, plain_mixers=True),
-    "foreach": lambda stack: replace(stack, optimizer="foreach"),
-    "forloop": lambda stack: replace(stack, optimizer="forloop"),
-    "host_optimizer": lambda stack: replace(stack, hosts_optimizer=True),
-    "clip": lambda stack: replace(stack, clips=True),
-    # Hugging Face's SDPA: padding, packing and compiled causal models; sliding windows
-    "dense_mask": lambda stack: replace(stack, dense_mask="all"),
+    # Hugging Face's SDPA: sliding windows
     "dense_window": lambda stack: replace(stack, dense_mask=stack.dense_mask or "windows"),
-    "math_attention": lambda stack: replace(stack, math_attention=True),
     # Experts by torch's grouped products, gate and up in one: no loop over experts on the host. 10
     # and 18 bytes are those of the gate's functions.
     "grouped_mm": lambda stack: replace(

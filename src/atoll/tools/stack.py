@@ -234,7 +234,8 @@ class Stack:
     @property
     def choices(self) -> tuple[str, ...]:
         """Kernels that differ from the usual ones, in words."""
-        words = [text for (n, value), text in CHOICES.items() if getattr(self, n) == value]
+        choices = SOFTWARE["choices"]
+        words = [text for name, value, text in choices if getattr(self, name) == value]
         return (*words, *[f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1))
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
@@ -242,25 +243,7 @@ class Stack:
         return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
 
 
-CHOICES: Mapping[tuple[str, object], str] = {
-    ("dense_mask", "all"): "dense attention masks",
-    ("dense_mask", "windows"): "dense masks of attention windows",
-    ("optimizer", "foreach"): "foreach optimizer",
-    ("optimizer", "forloop"): "optimizer as a loop over tensors",
-    ("fp32_adapters", True): "fp32 adapters",
-    ("frozen_bytes", 0.56): "4-bit frozen weights",
-    ("frozen_bytes", 0.52): "4-bit frozen weights with 8-bit scales",
-    ("autocast", True): "autocast over fp32 weights",
-    ("wide", "fp32"): "products in fp32",
-    ("wide", "tf32"): "products in tf32",
-    ("module_experts", "grouped"): "Hugging Face's grouped experts",
-    ("module_experts", "sliced"): "experts in a loop over slices of their weights",
-    ("plain_mixers", True): "state-space blocks without their kernels",
-    ("clips", True): "gradient clipping",
-    ("hosts_optimizer", True): "optimizer states on the host",
-    ("math_attention", True): "SDPA's math back end where attention is not fused",
-}
-"""Values of a stack's fields that an answer states."""
+SOFTWARE = shipped_table("atoll.tools", "software.yaml")
 UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3}
 """Elements per parameter that an AdamW of separate kernels reads and writes: 21 (two scalings of 2,
 lerp 3, addcmul 4, square root 2, division 2, addition 2, addcdiv 4), of which multi_tensor_apply
