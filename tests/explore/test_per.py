@@ -18,7 +18,7 @@ from atoll.hardware.accelerator import GIB, Accelerator
 from atoll.hardware.physical.constants import constants
 from atoll.hardware.physical.die import die_usd
 from atoll.hardware.physical.price import USUAL_PRICES, device_usd, ownership_usd
-from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
+from atoll.hardware.silicon.chip import accelerator_usd, peak_power_W
 
 SPACE = """name: small
 template: physical-7nm
@@ -41,7 +41,7 @@ JOB = {"model": "bert-large", "devices": 4, "batch": 32, "microbatch": [4], "tp"
 
 
 def _usd(chip: Accelerator) -> float:
-    return float(device_usd(accelerator_area_mm2(chip), 7.0, chip.hbm.capacity_bytes))
+    return accelerator_usd(chip) or 0.0
 
 
 PRICES: dict[str, Callable[[Accelerator], float]] = {
@@ -122,13 +122,14 @@ def test_every_price_lies_in_its_range_and_has_a_source() -> None:
 def test_prices_grow_with_area_memory_and_power(
     area: float, larger: float, memory_GiB: float, more: float
 ) -> None:
-    least = device_usd(area, 7.0, memory_GiB * GIB)
-    assert device_usd(area * larger, 7.0, memory_GiB * more * GIB) >= least
+    least = device_usd(die_usd(area, 7.0), area, memory_GiB * GIB)
+    large = device_usd(die_usd(area * larger, 7.0), area * larger, memory_GiB * more * GIB)
+    assert large >= least
     assert ownership_usd(least, 300 * more) >= ownership_usd(least, 300)
 
 
 def test_what_is_in_a_price() -> None:
-    usd = float(device_usd(600.0, 7.0, 32 * GIB))
+    usd = float(device_usd(die_usd(600.0, 7.0), 600.0, 32 * GIB))
     package = (600 + 32 * 7.6) * 0.0274
     assert usd == pytest.approx((float(die_usd(600.0, 7.0)) + 32 * 12 + package) / 0.95)
     free = replace(USUAL_PRICES, network_usd=1e-9, years=1.0, usd_per_kWh=0.1, pue=1.5, drawn=1.0)

@@ -28,8 +28,8 @@ from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.physical.constants import PUBLISHED, Constant, constants
 from atoll.hardware.physical.draws import at_ends, drawn, triangular
-from atoll.hardware.physical.price import device_usd, ownership_usd
-from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
+from atoll.hardware.physical.price import ownership_usd
+from atoll.hardware.silicon.chip import accelerator_area_mm2, accelerator_usd, peak_power_W
 from atoll.hardware.silicon.physical import redrawn
 from atoll.hardware.space import DesignLimits
 from atoll.hardware.spacefile import read_space
@@ -82,7 +82,7 @@ def test_draws_cover_every_range_and_repeat_with_their_seed() -> None:
 
 
 def usd(chip: Accelerator) -> float:
-    return float(device_usd(accelerator_area_mm2(chip), 7.0, chip.hbm.capacity_bytes))
+    return accelerator_usd(chip) or 0.0
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from atoll.explore.proof.exact import EFFORTS
 from atoll.explore.proof.journal import EvaluatedPlan, EvaluationKey
 from atoll.explore.proof.tasks import Schedules
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.physical.price import device_usd
-from atoll.hardware.silicon.chip import peak_power_W
+from atoll.hardware.silicon.chip import accelerator_usd, peak_power_W
 from atoll.hardware.space import DesignSpace
 from atoll.placement.replay import replay_placement
 from atoll.schedule.solve import Effort
@@ -95,11 +94,10 @@ class DesignBuilder:
         chips = self.search.frontier.chips
         space, design = self._space_with(int(chips.design[chip]))
         hbm = self._hbm_options(space, design, int(chips.memory[chip]))[0]
-        area_mm2 = float(space.area_with(hbm)[design])
-        process_nm = space.values(design).get("process_nm", space.template.process_nm)
-        usd = 0.0 if process_nm is None else device_usd(area_mm2, process_nm, hbm.capacity_bytes)
-        power_W = peak_power_W(space.accelerator(design, hbm))
-        return ChipSize(*(round(float(value), 6) for value in (area_mm2, power_W, usd)))
+        accelerator = space.accelerator(design, hbm)
+        area_mm2, usd = float(space.area_with(hbm)[design]), accelerator_usd(accelerator)
+        figures = area_mm2, peak_power_W(accelerator), usd
+        return ChipSize(*(round(value or 0.0, 6) for value in figures))
 
     def _space_with(self, design: int) -> tuple[DesignSpace, int]:
         """Return a space in memory that contains the design, and its index there."""

@@ -32,7 +32,7 @@ from atoll.answers.validation import CheckAnswer
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop, StoppedError
 from atoll.explore.answer.result import Design, SearchResult
-from atoll.explore.answer.scope import LiftedLimit, open_space, sustained_limit
+from atoll.explore.answer.scope import LiftedLimit, listed_space, open_space, sustained_limit
 from atoll.explore.baselines import chip_score
 from atoll.explore.design_builder import DesignBuilder
 from atoll.explore.pricing.layouts import SearchSetting
@@ -40,9 +40,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.hardware.physical.nodes import RETICLE_MM2
-from atoll.hardware.physical.price import device_usd
-from atoll.hardware.silicon.chip import chip_template
+from atoll.hardware.silicon.chip import accelerator_usd, chip_template
 from atoll.training.planner.problem import PLAN
 from atoll.workload.load import load_config
 
@@ -252,7 +250,7 @@ class _ShadowPrices:
         self, limit: LiftedLimit, current: float, used: Callable[[Design], float] | None
     ) -> _RaisedBudget:
         """Return the best chip a tenth above a budget, or at the first larger that buys more."""
-        most = RETICLE_MM2 if limit == "max_area" else np.inf
+        most = listed_space(self.result.job).reticle_mm2 if limit == "max_area" else np.inf
         if current >= most:
             return _RaisedBudget(None, current, "a reticle holds no larger die")
         searched = current
@@ -302,15 +300,11 @@ class _ShadowPrices:
         self, best: Design, small: Design | None, large: Design | None
     ) -> Iterator[ShadowPrice]:
         """Price dollars by the chips of both area budgets, where area buys throughput."""
-        process_nm = chip_template(best.accelerator).process_nm  # None where the search chooses it
-        if process_nm is None or small is None or large is None:
+        chosen = chip_template(best.accelerator).process_nm is None  # with the other parts
+        if chosen or small is None or large is None:
             return
-
-        def usd(design: Design) -> float:
-            capacity = design.accelerator.hbm.capacity_bytes
-            return float(device_usd(design.area_mm2, process_nm, capacity))
-
-        low_usd, answer_usd, high_usd = map(usd, (small, best, large))
+        designs = (small, best, large)
+        low_usd, answer_usd, high_usd = (accelerator_usd(one.accelerator) or 0.0 for one in designs)
         if low_usd < answer_usd < high_usd:
             gains = map(self._design_gain, (small, large))
             ends = low_usd, high_usd

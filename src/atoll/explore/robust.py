@@ -63,13 +63,18 @@ def space_under(space: DesignSpace, physics: Physics) -> DesignSpace:
     )
 
 
-def constants_that_matter(space: DesignSpace, energies: bool = False) -> list[Constant]:
-    """Return the constants that change area, power or (optionally) energies of the chips."""
+def constants_that_matter(
+    space: DesignSpace, energies: bool = False, price: Price | None = None
+) -> list[Constant]:
+    """Return the constants that change area, power, prices or (optionally) energies of the
+    chips."""
     probes = space.subset(np.linspace(0, len(space) - 1, _PROBES).astype(np.int64))
 
     def figures(chips: DesignSpace) -> Floats:
         hbm = max(chips.hbm_options, key=lambda option: option.capacity_bytes)
         figure_columns = [chips.area_with(hbm), chips.peak_power_with(hbm)]
+        if price is not None:
+            figure_columns.append(price.of_designs(chips, hbm))
         if energies:
             figure_columns.append(np.array(astuple(template_energy(chips.template))))
         return np.concatenate(figure_columns)
@@ -111,7 +116,7 @@ class Draws:
         price: Price | None = None,
         energies: bool = False,
     ) -> Draws:
-        varied = constants_that_matter(space, energies)
+        varied = constants_that_matter(space, energies, price)
         draws = drawn(varied, count, seed)
         ends = [end for constant in varied for end in at_ends(constant)]
         redrawn_spaces = [space_under(space, physics) for physics in (*draws, *ends)]
@@ -322,6 +327,7 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
         max_power_W=None,
         max_W_per_mm2=None,
         edge=False,
+        per_die=False,
     )
     unlimited = replace(described, limits=free).build()
     limits_passes = search.setting.limit is not None

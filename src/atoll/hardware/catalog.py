@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.base.errors import AtollError
-from atoll.base.units import parse_bytes
+from atoll.base.units import counted, parse_bytes
 from atoll.fabric.network import FabricLevel, Network
 from atoll.fabric.topology import SWITCHED, TORUS, parse_linked_network
 from atoll.files.yamlfile import (
@@ -34,6 +34,10 @@ from atoll.files.yamlfile import (
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.hardware.physical.memories import HBM
+from atoll.hardware.physical.nodes import RETICLE_MM2
+
+if TYPE_CHECKING:
+    from atoll.hardware.template.template import ChipTemplate
 
 MOST_AXES = 6  # of a torus; more than any that was built
 BytesPerClock = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
@@ -100,6 +104,32 @@ class HbmFile(FileModel):
         )
 
 
+DefectDensity = Annotated[float, Field(gt=0, le=100)]
+DefectsFile = DefectDensity | dict[float, DefectDensity] | None
+"""Defects per cm2 of every process, or by process in nm; None: those of the nodes."""
+
+
+def stated_defects(where: str, template: ChipTemplate, stated: DefectsFile) -> ChipTemplate:
+    """Return a template with the stated defect densities, in place of those of the nodes."""
+    from atoll.hardware.silicon.physical import PROCESSES_NM, is_physical, with_defects
+
+    if stated is None:
+        return template
+    if not is_physical(template):
+        raise AtollError(
+            f"{where}: defects: chips of template {template.name} have no price per good die; take "
+            "one of the physical model, such as physical-7nm."
+        )
+    by_process = stated if isinstance(stated, dict) else dict.fromkeys(PROCESSES_NM, stated)
+    for node in by_process:
+        if node not in PROCESSES_NM:
+            raise AtollError(
+                f"{where}: defects: {node:g} nm is not known, only "
+                f"{', '.join(map(str, PROCESSES_NM))}."
+            )
+    return with_defects(template, tuple(sorted(by_process.items())))
+
+
 class PublishedFile(FileModel):
     """Published area and power of an existing chip."""
 
@@ -144,6 +174,7 @@ class AcceleratorFile(CoresFile):
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
     published: PublishedFile | None = None
     template: str = "systolic"
+    defects: DefectsFile = None
     own: dict[str, float] = {}  # noqa: RUF012  (pydantic copies defaults)
     """Parameters of another template, in base units."""
 
@@ -153,7 +184,7 @@ class AcceleratorFile(CoresFile):
         from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
         from atoll.hardware.template.stalls import STALLS
 
-        template = TEMPLATES[self.template]
+        template = stated_defects(self.name, TEMPLATES[self.template], self.defects)
         missing = [p.name for p in template.extra_parameters if p.name not in self.own]
         if missing:
             raise AtollError(f"{self.name}: own: {', '.join(missing)} of {template.name} missing")
@@ -169,7 +200,25 @@ class AcceleratorFile(CoresFile):
             dies=self.dies,
             spare=max(1.0, (self.cores_on_die or 0) / self.tensor_cores),
         )
+        self._refuse_beyond_reticle(chip)
         return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
+
+    def _refuse_beyond_reticle(self, chip: Accelerator) -> None:
+        """Refuse dies that no reticle holds, by their published area or that of the physical
+        model."""
+        from atoll.hardware.silicon.chip import accelerator_area_mm2, chip_columns, chip_template
+        from atoll.hardware.silicon.physical import is_physical
+
+        if self.published is None and not is_physical(chip_template(chip)):
+            return
+        area_mm2 = self.published.area if self.published else accelerator_area_mm2(chip)
+        dies = round(chip_columns(chip)["dies"].item())
+        if area_mm2 > dies * RETICLE_MM2:
+            raise AtollError(
+                f"{self.name}: {counted(dies, 'die')} of {area_mm2 / dies:,.0f} mm2 each: a "
+                f"reticle holds at most {RETICLE_MM2:g} mm2 (26 mm x 33 mm); divide the chip into "
+                "more dies, make it smaller, or state its published area."
+            )
 
     def area_and_power(self) -> tuple[float, float]:
         """Chip area in mm2 and power in W: published, or by its template."""

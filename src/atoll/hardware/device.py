@@ -152,5 +152,7 @@ def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
         content["kind"] = next(name for name, stalls in STALLS.items() if stalls == chip.stalls)
     if chip.template is not None:
         content["template"] = chip.template.name
+        if chip.template.defects:
+            content["defects"] = dict(chip.template.defects)
         content["own"] = {parameter.name: float(value) for parameter, value in chip.more}
     return yaml.safe_dump(content, sort_keys=False)

@@ -165,6 +165,8 @@ class Gpu:
     process_nm: float | None = None
     die_mm2: float | None = None
     """Published; of all dies of the package."""
+    dies: int = 1
+    """Dies with cores and memory that share the work of the package."""
     host_Bps: float = 25e9
     """Copies to and from the host's memory, in each direction: PCIe 4 of 16 lanes."""
     network: str = "dgx-h100"
@@ -380,6 +382,7 @@ class GpuFile(FileModel):
     power_W: Power | None = Field(None, alias="power")
     process_nm: Rate | None = None
     die_mm2: Area | None = Field(None, alias="die")
+    dies: Count = 1
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
     throttle_long: Factor = 0.0  # of it, what grows with the length of a product, on both sides

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from atoll.base.arrays import Ints
 from atoll.base.errors import InfeasibleError
 from atoll.hardware.accelerator import GlbBandwidth, Hbm
+from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.space import (
     NO_LIMITS,
     DesignAxes,
@@ -50,6 +51,11 @@ class ProductSpace:
     @property
     def template(self) -> ChipTemplate:
         return self.axes.template
+
+    @property
+    def reticle_mm2(self) -> float:
+        """Silicon of as many reticles as a chip of the space has dies, at most."""
+        return RETICLE_MM2 * max(self.axes.values.get("dies", (1,)))
 
     @property
     def resident(self) -> bool:
@@ -116,4 +122,5 @@ class ProductSpace:
             "glb_bandwidth": asdict(self.glb_bandwidth),
             "limits": asdict(self.limits),
             "topologies": list(self.topologies),
+            "defects": [list(density) for density in self.template.defects],
         }

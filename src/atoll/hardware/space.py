@@ -22,6 +22,7 @@ from atoll.base.units import counted
 from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.energy import hbm_idle_W, hbm_power_W, template_energy
+from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import MACHINE, ChipTemplate
@@ -185,6 +186,9 @@ class DesignLimits:
     min_hbm_bandwidth_Bps: float | None = None
     edge: bool = False
     """Whether HBM and link interfaces must fit the edge of a square die (templates with links)."""
+    per_die: bool = False
+    """Whether each of several dies must fit a reticle and have an equal share of cores and stacks
+    (templates with dies)."""
 
 
 NO_LIMITS = DesignLimits()
@@ -293,7 +297,9 @@ def _checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, NDA
     if limits.max_area_mm2 is not None or limits.min_area_mm2 is not None:
         area = np.stack([space.area_with(hbm) for hbm in options], axis=1)
         if limits.max_area_mm2 is not None:
-            yield f"max_area {limits.max_area_mm2:g} mm2", area <= limits.max_area_mm2
+            reticle = limits.max_area_mm2 == RETICLE_MM2
+            name = "a reticle (26 mm x 33 mm) of" if reticle else "max_area"
+            yield f"{name} {limits.max_area_mm2:g} mm2", area <= limits.max_area_mm2
         if limits.min_area_mm2 is not None:
             large = area >= limits.min_area_mm2
             if limits.single_cores_may_be_smaller:
@@ -303,6 +309,14 @@ def _checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, NDA
         links_mm = space.template.edge_mm(space.columns)
         sides_mm = [4.0 * np.sqrt(space.area_with(hbm)) - hbm.edge_mm for hbm in options]
         yield "edge of the die", np.stack(sides_mm, axis=1) >= links_mm[:, None]
+    if limits.per_die and "dies" in space.columns:
+        dies = space.columns["dies"][:, None]
+        die_mm2 = np.stack([space.area_with(hbm) for hbm in options], axis=1) / dies
+        yield f"a reticle (26 mm x 33 mm) of {RETICLE_MM2:g} mm2 per die", die_mm2 <= RETICLE_MM2
+        stacks = np.array([hbm.stacks for hbm in options])
+        cores = space.columns["tensor_cores"], space.columns["vector_cores"]
+        equal = [np.asarray(count)[:, None] % dies == 0 for count in cores]
+        yield "an equal share per die", equal[0] & equal[1] & (stacks % dies == 0)
     if limits.max_power_W is not None:
         power = np.stack([space.peak_power_with(hbm) for hbm in options], axis=1)
         yield f"max_power {limits.max_power_W:g} W", power <= limits.max_power_W

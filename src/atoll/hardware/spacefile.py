@@ -11,7 +11,11 @@ links: [300 GB/s, 600 GB/s]                # of template physical-links: one way
 topology: [torus, switch-64]               # that they are tried in
 banks: [32, 64]                            # of template physical-banks: of the shared buffer
 ports: [1, 2]                              # of each bank
-constraints: {max_area: 400 mm2}           # at most a reticle, 858 mm2, whatever is stated
+dies: [1, 2]                               # of template physical-dies: per package
+die_links: 10 TB/s                         # between them, both ways
+spare_cores: [0, 1]                        # tensor cores per die beyond those enabled
+defects: {7: 0.09, 5: 0.11}                # per cm2 by process, or one number
+constraints: {max_area: 400 mm2}           # at most a reticle, 858 mm2, per die
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from atoll.base import units
 from atoll.base.errors import AtollError
 from atoll.fabric.topology import parse_topology
 from atoll.files.yamlfile import (
+    MOST,
     Area,
     Bandwidth,
     Bytes,
@@ -41,10 +46,9 @@ from atoll.files.yamlfile import (
     load_yaml,
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB
-from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
+from atoll.hardware.catalog import DefectsFile, GlbBandwidthFile, HbmFile, stated_defects
 from atoll.hardware.physical.banks import MOST_PORTS
 from atoll.hardware.physical.memories import HBM
-from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.physical import (
     LINKED,
@@ -124,6 +128,12 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 _List = Field(min_length=1)
 Counts = Annotated[tuple[Count, ...], _List, _expanded(_integer, ""), AfterValidator(_distinct)]
+Spares = Annotated[
+    tuple[Annotated[int, Field(strict=True, ge=0, le=MOST)], ...],
+    _List,
+    _expanded(_integer, ""),
+    AfterValidator(_distinct),
+]
 Sizes = Annotated[
     tuple[Bytes, ...], _List, _expanded(units.parse_bytes, "B"), AfterValidator(_distinct)
 ]
@@ -162,9 +172,11 @@ class ConstraintsFile(FileModel):
     min_hbm_capacity_bytes: Bytes | None = Field(default=None, alias="min_hbm_capacity")
     min_hbm_bandwidth_Bps: Bandwidth | None = Field(default=None, alias="min_hbm_bandwidth")
 
-    def limits(self) -> DesignLimits:
-        area_mm2 = min(self.max_area_mm2 or RETICLE_MM2, RETICLE_MM2)
-        return DesignLimits(**dict(self) | {"max_area_mm2": area_mm2})
+    def limits(self, reticle_mm2: float) -> DesignLimits:
+        area_mm2 = min(self.max_area_mm2 or reticle_mm2, reticle_mm2)
+        return DesignLimits(
+            **dict(self) | {"max_area_mm2": area_mm2, "edge": True, "per_die": True}
+        )
 
 
 class ChipSpaceFile(FileModel):
@@ -175,6 +187,7 @@ class ChipSpaceFile(FileModel):
     template: str = SYSTOLIC.name
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
     hbm: Annotated[tuple[HbmFile, ...], _List, BeforeValidator(_stacks)]
+    defects: DefectsFile = None
     topology: Annotated[tuple[str, ...], _List, BeforeValidator(_listed)] | None = None
     constraints: ConstraintsFile = ConstraintsFile()
 
@@ -199,17 +212,19 @@ class ChipSpaceFile(FileModel):
                 nodes = ", ".join(map(str, PROCESSES_NM))
                 raise AtollError(f"space {self.name}: node: {node} nm is not known, only {nodes}.")
         if template.banked is not None and "glb_bandwidth" in self.model_fields_set:
+            parameters = (p.key or p.name for p in template.parameters if p.banked or p.slows)
             raise AtollError(
                 f"space {self.name}: glb_bandwidth: of template {template.name} it follows from "
-                "banks and ports; leave it out."
+                f"{' and '.join(parameters)}; leave it out."
             )
         if max(lists.get("ports") or (1,)) > MOST_PORTS:
             raise AtollError(f"space {self.name}: ports: a bank has 1 or 2.")
+        template = stated_defects(f"space {self.name}", template, self.defects)
         return DesignAxes.with_defaults(template, **lists)
 
 
 _LISTS: dict[str, Any] = {
-    "count": Counts, "bytes": Sizes, "frequency": Clocks, "bandwidth": Bandwidths,
+    "count": Counts, "spares": Spares, "bytes": Sizes, "frequency": Clocks, "bandwidth": Bandwidths,
 }  # fmt: skip
 
 
@@ -239,20 +254,22 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
         return space_file(fields.get("template", template or SYSTOLIC.name)), {}
 
     file = load_yaml(path, form)
-    return ProductSpace(
+    space = ProductSpace(
         name=file.name,
         axes=file.axes(),
         hbm_options=tuple(hbm.hbm() for hbm in file.hbm),
         glb_bandwidth=file.glb_bandwidth.rule(),
-        limits=replace(file.constraints.limits(), edge=True),
         topologies=file.topologies(),
     )
+    return replace(space, limits=file.constraints.limits(space.reticle_mm2))
 
 
 def template_space(template: str) -> ProductSpace:
     """A template's own lists up to a reticle, with the memories of PHAZE's space; physical ones
     with stacks that have an interface and a power."""
-    named, most = TEMPLATES[template], DesignLimits(max_area_mm2=RETICLE_MM2, edge=True)
+    named = TEMPLATES[template]
     memories = template_memories(named) if named in PHYSICAL else HBM_OPTIONS
     topologies = () if named.edge_mm is None else TOPOLOGIES
-    return ProductSpace(template, template_axes(named), memories, DEFAULT_GLB, most, topologies)
+    axes, limits = template_axes(named), DesignLimits(edge=True, per_die=True)
+    space = ProductSpace(template, axes, memories, DEFAULT_GLB, limits, topologies)
+    return replace(space, limits=replace(limits, max_area_mm2=space.reticle_mm2))

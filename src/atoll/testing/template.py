@@ -44,7 +44,8 @@ def check_chip_template(template: ChipTemplate, seed: int = 0) -> None:
     names = [parameter.name for parameter in template.parameters]
     assert len(set(names)) == len(names), "a parameter is named twice"
     for parameter in template.parameters:
-        assert parameter.values and min(parameter.values) > 0, f"{parameter.name}: no values"
+        least = 0 if parameter.kind == "spares" else np.finfo(float).tiny
+        assert parameter.values and min(parameter.values) >= least, f"{parameter.name}: no values"
         assert not parameter.tied or parameter.tied in names, f"{parameter.name}: tied to nothing"
     space = ProductSpace(
         template.name, template_axes(template), HBM_OPTIONS[-1:], DEFAULT_GLB

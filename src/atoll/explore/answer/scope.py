@@ -17,7 +17,7 @@ from atoll.fabric.topology import parse_linked_network, parse_topology
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.silicon.physical import PHYSICAL
+from atoll.hardware.silicon.physical import PHYSICAL, is_physical
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.space import (
     DEFAULT_GLB,
@@ -116,7 +116,7 @@ def open_space(
             raise _no_ranges(space.name)
     else:
         described = described_space(job, lifted)
-        if job.robust and described.template not in PHYSICAL:
+        if job.robust and not is_physical(described.template):
             raise _no_ranges(described.name)
         max_area_mm2, max_power_W = _budget(job, described)
         notes += _reticle_notes(max_area_mm2, described)
@@ -201,7 +201,7 @@ def described_space(job: SearchQuestion, lifted: LiftedLimit = None) -> ProductS
     if job.power == "sustained":  # not a limit on chips
         limits = replace(limits, max_power_W=None, max_W_per_mm2=None)
     if lifted == "max_area":
-        limits = replace(limits, max_area_mm2=RETICLE_MM2)
+        limits = replace(limits, max_area_mm2=described.reticle_mm2)
     if lifted == "max_power":
         limits = replace(limits, max_power_W=None)
     described = replace(described, hbm_options=options, limits=limits)
@@ -393,11 +393,12 @@ def _large_space(
 
 def _reticle_notes(max_area_mm2: float | None, space: ProductSpace) -> list[str]:
     """Note that the reticle, not a limit of the job or space, ends the areas, if so."""
-    ends = space.limits.max_area_mm2 == RETICLE_MM2 and (max_area_mm2 or np.inf) > RETICLE_MM2
-    if not ends or _largest_mm2(space) <= RETICLE_MM2:
+    most_mm2 = space.reticle_mm2
+    ends = space.limits.max_area_mm2 == most_mm2 and (max_area_mm2 or np.inf) > most_mm2
+    if not ends or _largest_mm2(space) <= most_mm2:
         return []
     return [
-        f"chips of space {space.name} above {RETICLE_MM2:g} mm2 are left out: a reticle holds no "
+        f"chips of space {space.name} above {most_mm2:g} mm2 are left out: a reticle holds no "
         "larger die (26 mm x 33 mm)"
     ]
 

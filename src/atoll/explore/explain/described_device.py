@@ -16,7 +16,7 @@ from math import sqrt
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, KIB, MIB, Accelerator
 from atoll.hardware.device import Device, TemplateChip
 from atoll.hardware.gpu import Gpu
-from atoll.hardware.silicon.chip import chip_stalls, chip_template
+from atoll.hardware.silicon.chip import chip_stalls, chip_template, rebanked
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, SCRATCHPAD, Stalls
 
 _COLUMNS, _THREADED_CELLS = 128, 4096
@@ -39,8 +39,9 @@ def described_device(device: Device, answer: Accelerator) -> Accelerator:
     threaded = device_cells(device) <= _THREADED_CELLS
     cells = device_cells(device)
     width = _COLUMNS if cells <= _COLUMNS**2 else round(sqrt(cells))
+    more = tuple((p, float(device.dies) if p.name == "dies" else v) for p, v in answer.more)
     lost = template.stalls if template.stalls == NO_STALLS else CACHED if threaded else SCRATCHPAD
-    return replace(
+    chip = replace(
         answer,
         tensor_cores=device.sms,
         width=width,
@@ -53,7 +54,9 @@ def described_device(device: Device, answer: Accelerator) -> Accelerator:
         clock_Hz=device.clock_Hz / (1.0 + device.calibration.limit_throttle),
         hbm=replace(answer.hbm, capacity_bytes=device.hbm_bytes, bandwidth_Bps=device.hbm_Bps),
         template=replace(template, stalls=lost),
+        more=more,
     )
+    return rebanked(chip) if any(p.name == "dies" for p, _ in more) else chip
 
 
 def device_cells(device: Gpu) -> float:

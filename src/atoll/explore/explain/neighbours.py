@@ -26,7 +26,6 @@ from atoll.explore.proof.objective import Objective
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.device import TemplateChip
-from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.chip import accelerator_area_mm2, chip_columns, peak_power_W, rebanked
 from atoll.hardware.template.parameter import Parameter
@@ -182,7 +181,7 @@ class Neighbours:
         most_mm2, most_W = self.scope.max_area_mm2, self.scope.max_power_W
         dense = self.scope.max_W_per_mm2
         if most_mm2 is not None and area_mm2 > most_mm2 * (1.0 + _SAME):
-            name = "reticle" if most_mm2 == RETICLE_MM2 else "area"
+            name = "reticle" if most_mm2 == self.lists.reticle_mm2 else "area"
             return f"{name}: {area_mm2:,.0f} of {most_mm2:,.0f} mm2"
         if most_W is not None and power_W > most_W * (1.0 + _SAME):
             return f"power: {power_W:,.0f} of {most_W:,.0f} W"

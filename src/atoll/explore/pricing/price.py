@@ -24,6 +24,7 @@ from atoll.hardware.physical.price import (
     ownership_usd,
     with_links,
 )
+from atoll.hardware.silicon.chip import dies_usd
 from atoll.hardware.space import DesignSpace
 from atoll.questions import SearchQuestion
 
@@ -41,9 +42,9 @@ class Per:
 
 
 def _usd(space: DesignSpace, hbm: Hbm, prices: Prices) -> Floats:
-    process_nm = space.columns.get("process_nm", space.template.process_nm)
-    assert process_nm is not None
-    return device_usd(space.area_with(hbm), process_nm, hbm.capacity_bytes, prices)
+    area_mm2, dies = space.area_with(hbm), space.columns.get("dies", np.ones(1))
+    silicon_usd = dies_usd(space.template, space.columns, area_mm2)
+    return device_usd(silicon_usd, area_mm2, hbm.capacity_bytes, prices, dies)
 
 
 def _watts(space: DesignSpace, hbm: Hbm, prices: Prices) -> Floats:

@@ -2,13 +2,14 @@
 
 Area, power and every rate of a template never fall with a parameter. So a box is empty where its
 smallest corner breaks a limit; a range ends at the largest value that fits while all others are at
-their least; and no chip of the box is faster than its largest corner.
+their least; and no chip of the box is faster than its largest corner, with the fewest dies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -72,8 +73,9 @@ class SpaceGrid:
         self._space = space
         # Only limits that larger chips break.
         self._limits = replace(
-            space.limits, min_area_mm2=None, min_peak_flops=None, edge=False, max_W_per_mm2=None
-        )
+            space.limits, min_area_mm2=None, min_peak_flops=None, edge=False, per_die=False,
+            max_W_per_mm2=None,
+        )  # fmt: skip
         lists = [np.asarray(values) for values in space.axes.lists()]
         self._order = [np.argsort(values, kind="stable") for values in lists]
         self._values = [values[o] for values, o in zip(lists, self._order, strict=True)]
@@ -90,7 +92,9 @@ class SpaceGrid:
         free = not_machine.union(FREE)
         self.fixed = np.array([not self.plain or name not in free for name in names])
         """Parameters of which a box needs a single value for bounds from operator floors."""
-        self._process = names.index("process_nm") if "process_nm" in names else None
+        flags = {p.name: p for p in space.template.parameters}
+        self._slows = np.array([flags[name].slows for name in names])
+        self._repriced = [axis for axis, name in enumerate(names) if flags[name].repriced]
 
     def root_boxes(self, variants: int) -> Boxes:
         """Return the space as one box per memory."""
@@ -118,22 +122,21 @@ class SpaceGrid:
         )
 
     def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[Bools, DesignSpace]]:
-        """Yield, per process, which boxes contain it and their smallest corners in it."""
-        axis = self._process
-        if axis is None:
-            yield np.ones(len(boxes), np.bool_), self.designs(boxes.first)
-            return
-        for place in range(self._sizes[axis]):
-            corners = boxes.first.copy()
-            corners[:, axis] = place
-            within = (boxes.first[:, axis] <= place) & (place <= boxes.last[:, axis])
-            yield np.asarray(within), self.designs(corners)
+        """Yield, per value of all repriced parameters, which boxes contain them and their smallest
+        corners with them."""
+        axes = self._repriced
+        for places in product(*(range(self._sizes[axis]) for axis in axes)):
+            corners, within = boxes.first.copy(), np.ones(len(boxes), np.bool_)
+            for axis, place in zip(axes, places, strict=True):
+                corners[:, axis] = place
+                within &= (boxes.first[:, axis] <= place) & (place <= boxes.last[:, axis])
+            yield within, self.designs(corners)
 
     def chips(self, boxes: Boxes, profile: Profile, by_memory: bool) -> Chips:
-        """Return the largest corners, ignoring the limits, with core buffers of as many rows as
+        """Return the fastest corners, ignoring the limits, with core buffers of as many rows as
         those of any chip in the box.
         """
-        corners = self.designs(boxes.last)
+        corners = self.designs(np.where(self._slows, boxes.first, boxes.last))
         columns = dict(corners.columns)
         rows: Floats | float = _ANY_ROWS
         if self.plain:
@@ -197,7 +200,8 @@ class SpaceGrid:
         """Return log(last / first) of every range, reduced for free parameters."""
         widths = np.zeros(boxes.first.shape)
         for i, values in enumerate(self._values):
-            widths[:, i] = np.log(values[boxes.last[:, i]] / values[boxes.first[:, i]])
+            positive = np.where(values > 0, values, 0.5)  # lists of spare cores begin with none
+            widths[:, i] = np.log(positive[boxes.last[:, i]] / positive[boxes.first[:, i]])
         # Cores and arrays are split first, as floors need a single choice of them; buffers last,
         # as no roofline depends on them.
         widths[:, ~self.fixed] *= 1e-3

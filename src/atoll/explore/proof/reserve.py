@@ -271,8 +271,8 @@ class Reserve:
         return step_floors_s(chips, c.variants, c.setting, c.work, c.repeats, idle_W)
 
     def _least_prices(self, boxes: Boxes) -> Floats:
-        """Return the prices of the smallest corners in every box's cheapest process: prices grow
-        with every parameter but the process, as finer wafers cost more.
+        """Return the least prices of every box: those of the smallest corners with the cheapest
+        process, dies and spare cores, as prices grow with every other parameter.
         """
         price = self._price
         if price is None:

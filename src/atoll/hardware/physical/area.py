@@ -8,7 +8,8 @@
     network   what joins cores and memories, where there is a memory that they share: a share of
               what it joins, or the wires of that memory's bandwidth over the side of the die,
               whichever is larger; in a mesh without DRAM the routers are in the cores
-    dram, links, uncore   interfaces, which do not shrink with the node
+    dram, links, uncore   interfaces, which do not shrink with the node; links to other packages
+              and between the dies of one
 
 HBM sites come in pairs on opposite edges: a fifth stack has a sixth site (A100, H100).
 """
@@ -46,6 +47,8 @@ def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Fl
     on_die = chips["spare"]
     logic = node.logic * _UM2 * on_die
     cells, threaded = equal_cells(chips, physics), chips["threaded"]
+    cells = cells + chips["spare_cores"] * chips["unit_cells"]
+    scratchpad_bytes = chips["scratchpad_bytes"] + chips["spare_cores"] * chips["core_bytes"]
     lane = np.where(threaded, physics.threaded_lane_um2, physics.static_lane_um2)
     cores = np.maximum(chips["cores"], 1.0)
     control = physics.core_um2 * np.sqrt(np.maximum(cells, 1.0) * cores)
@@ -54,7 +57,7 @@ def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Fl
         "cells": cells * physics.cell_um2 * logic,
         "lanes": chips["lanes"] * lane * logic,
         "control": np.where(threaded, 0.0, control) * logic,
-        "buffers": chips["scratchpad_bytes"] * physics.scratchpad * macros,
+        "buffers": scratchpad_bytes * physics.scratchpad * macros,
         "cache": chips["cache_bytes"] * physics.cache * macros,
     }
     stacks = chips["stacks"]
@@ -63,12 +66,13 @@ def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Fl
     host = 1 - chips["on_wafer"]
     link = physics.serdes_mm2_per_GBps * np.where(host, 1.0, physics.on_wafer_link)
     dies = 1 + physics.further_die * (chips["dies"] - 1)
+    die_links_Bps = np.where(chips["dies"] > 1, chips["die_link_Bps"], 0.0)
     joined_mm2 = total(joined.values())
     wires = physics.wire_mm2_per_Bpc_mm * chips["shared_Bpc"] * np.sqrt(joined_mm2)
     return joined | {
         "network": np.maximum(physics.shared_wiring * joined_mm2, wires) * shared,
         "dram": sites * chips["stack_mm2"] + chips["channels"] * physics.dram_channel_mm2,
-        "links": chips["link_Bps"] / _GB * link,
+        "links": (chips["link_Bps"] * link + die_links_Bps * physics.die_link_mm2_per_GBps) / _GB,
         "uncore": physics.uncore_mm2 * host * dies,
     }
 

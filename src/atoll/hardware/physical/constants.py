@@ -45,6 +45,8 @@ class Physics:
     serdes_mm2_per_GBps: float
     serdes_GBps_per_mm: float
     on_wafer_link: float
+    die_link_mm2_per_GBps: float
+    die_link_pJ_per_bit: float
     dram_channel_mm2: float
     mac_pJ: float
     fp8_mac: float
@@ -71,6 +73,7 @@ class Physics:
     nominal_Hz: float
     sram_pJ_per_byte: float
     defects_alpha: float
+    defects: float
 
 
 FITTED_AREA = ("threaded_lane_um2", "static_lane_um2", "core_um2", "scratchpad", "uncore_mm2")

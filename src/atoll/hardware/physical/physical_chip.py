@@ -36,6 +36,10 @@ class PhysicalChip:
     """Lanes of multiprocessors behind a coherent cache, against statically scheduled ones."""
     spare: float = 1.0
     """Units on the die over those enabled."""
+    spare_cores: float = 0.0
+    """Arrays with their buffers on all dies beyond those enabled."""
+    core_bytes: float = 0.0
+    """Buffer of one array, part of the scratchpads."""
     scratchpad_bytes: float = 0.0
     cache_bytes: float = 0.0
     shared_Bpc: float = 0.0
@@ -57,6 +61,9 @@ class PhysicalChip:
     on_wafer: bool = False
     """Links go to the next die of the same wafer; host and DRAM are elsewhere."""
     dies: float = 1.0
+    die_link_Bps: float = 0.0
+    """Between the dies of a package, both ways, all links; 0: not published, and their area is
+    within the uncore of further dies."""
     year: float = USUAL_YEAR
     """Sets the power at which a module could be cooled."""
 

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 from atoll.base.arrays import Floats
 from atoll.fabric.topology import Topology
 from atoll.hardware.physical.constants import published
-from atoll.hardware.physical.die import die_usd
 
 _GIB, _GB = 2.0**30, 1e9
 _HOURS_A_YEAR, _W_PER_KW = 8766.0, 1000.0
@@ -29,6 +28,7 @@ class Prices:
     hbm_mm2_per_GiB: float
     interposer_usd_per_mm2: float
     bond_yield: float
+    further_bond_yield: float
     network_usd: float
     port_usd_per_GBps: float
     optics_usd_per_GBps: float
@@ -67,14 +67,19 @@ def with_links(prices: Prices, topology: Topology, link_Bps: float, devices: int
 
 
 def device_usd(
-    area_mm2: ArrayLike, process_nm: ArrayLike, hbm_bytes: float, prices: Prices = USUAL_PRICES
+    dies_usd: ArrayLike,
+    area_mm2: ArrayLike,
+    hbm_bytes: float,
+    prices: Prices = USUAL_PRICES,
+    dies: ArrayLike = 1.0,
 ) -> Floats:
-    """Cost of a good die and its HBM on an interposer, divided by the bonding yield."""
+    """Cost of good dies and their HBM on an interposer, divided by the bonding yields."""
     memory_GiB = hbm_bytes / _GIB
     footprint_mm2 = np.asarray(area_mm2) + memory_GiB * prices.hbm_mm2_per_GiB
     package = footprint_mm2 * prices.interposer_usd_per_mm2
-    parts_usd = die_usd(area_mm2, process_nm) + memory_GiB * prices.hbm_usd_per_GiB + package
-    return np.asarray(parts_usd / prices.bond_yield)
+    parts_usd = np.asarray(dies_usd) + memory_GiB * prices.hbm_usd_per_GiB + package
+    further = prices.further_bond_yield ** (np.asarray(dies, np.float64) - 1.0)
+    return np.asarray(parts_usd / (prices.bond_yield * further))
 
 
 def ownership_usd(

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll.base.arrays import Floats
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.energy import hbm_power_W, template_energy
+from atoll.hardware.physical.die import die_usd
+from atoll.hardware.physical.price import USUAL_PRICES, Prices, device_usd
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.stalls import CACHED, Stalls
@@ -52,6 +55,26 @@ def area_parts(chip: Accelerator) -> dict[str, float]:
     """Area of one device by part."""
     parts = chip_template(chip).area_parts(chip_columns(chip))
     return {name: float(mm2[0]) for name, mm2 in parts.items()} | {"hbm_mm2": chip.hbm.area_mm2}
+
+
+def dies_usd(template: ChipTemplate, chips: Columns, area_mm2: Floats) -> Floats:
+    """Return the price of the good dies of each package; its template has a process."""
+    if template.dies_usd is not None:
+        return template.dies_usd(chips, area_mm2)
+    process_nm = chips.get("process_nm", template.process_nm)
+    assert process_nm is not None
+    return die_usd(area_mm2, process_nm)
+
+
+def accelerator_usd(chip: Accelerator, prices: Prices = USUAL_PRICES) -> float | None:
+    """Return the price of one device; None where its areas are not those of a process."""
+    template, columns = chip_template(chip), chip_columns(chip)
+    if template.process_nm is None and "process_nm" not in columns:
+        return None
+    area_mm2 = np.array([accelerator_area_mm2(chip)])
+    silicon_usd = dies_usd(template, columns, area_mm2)
+    usd = device_usd(silicon_usd, area_mm2, chip.hbm.capacity_bytes, prices, columns["dies"])
+    return float(usd[0])
 
 
 def peak_power_W(chip: Accelerator) -> float:

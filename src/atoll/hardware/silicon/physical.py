@@ -10,13 +10,17 @@ chip with random data (`sustained`), so that its clock is one that it keeps in l
 Chips of `physical-links` differ in their links as well: SerDes take area and edge of the die by
 their bandwidth, and are part of its rating. What they are worth depends on the network that they
 make up (`fabric.topology`). Those of `physical-banks` differ in the banks and ports of their shared
-buffer, which say what it serves and take area and energy (`hardware.physical.banks`).
+buffer, which say what it serves and take area and energy (`hardware.physical.banks`). Those of
+`physical-dies` have one to four dies per package, links between them (`hardware.silicon.dies`) and
+spare cores.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +31,7 @@ from atoll.hardware.energy import STACK_BYTES
 from atoll.hardware.physical import banks
 from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
 from atoll.hardware.physical.constants import PUBLISHED, Physics
+from atoll.hardware.physical.die import Defects, package_dies_usd
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.physical.physical_chip import Columns as PhysicalColumns
@@ -37,6 +42,7 @@ from atoll.hardware.physical.power import (
     shared_pJ_per_byte,
     voltage,
 )
+from atoll.hardware.silicon import dies
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import SCRATCHPAD
 from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel
@@ -46,6 +52,8 @@ LINKS_BPS = 300e9
 """One way, of all links: the A100's and TPU v4's."""
 BUDGET_MM2, BUDGET_W = 600.0, 400.0
 """TPU v4's die and an A100's module: large, air-cooled, and a third below the reticle's 858 mm2."""
+DIES_MM2, DIES_W = 1600.0, 1000.0
+"""The same for packages of several dies: two of 800 mm2, a B200's module."""
 _PJ, _BITS = 1e-12, 8
 _USUAL_NM = 7.0
 _STACKS = (2, 4, 6)
@@ -130,6 +138,10 @@ def physical_columns(process_nm: float | None, physics: Physics, chips: Columns)
         buffer = banks.single_port_bytes(chips, physics)
         wide_Bpc = banks.port_bytes_per_clock(chips)
         energy = bank_energy(physics, chips)
+    if "die_link_Bps" in chips:
+        wide_Bpc = dies.buffer_bytes_per_clock(chips)
+        energy = dies.crossing_energy(physics, chips)
+    on_dies = chips.get("dies", np.ones(1))
     threaded = chips.get("threaded", np.zeros(1))
     described = {
         "process_nm": process_nm or chips["process_nm"],
@@ -145,7 +157,10 @@ def physical_columns(process_nm: float | None, physics: Physics, chips: Columns)
         "shared_Bpc": wide_Bpc,
         "shared_energy": energy,
         "link_Bps": chips.get("link_Bps", LINKS_BPS),
-        "dies": chips.get("dies", 1.0),
+        "dies": on_dies,
+        "die_link_Bps": chips.get("die_link_Bps", 0.0),
+        "spare_cores": chips.get("spare_cores", np.zeros(1)) * on_dies,
+        "core_bytes": tensor_bytes,
         "spare": chips.get("spare", 1.0),
     }
     base = columns([PhysicalChip(0.0, 0.0, 0.0, stacks=2.0)])
@@ -180,6 +195,14 @@ def _rating_W(process_nm: float | None, physics: Physics, chips: Columns) -> Flo
     return total(dynamic_parts_W(physical_columns(process_nm, physics, chips), physics).values())
 
 
+def _dies_usd(
+    process_nm: float | None, physics: Physics, stated: Defects, chips: Columns, area_mm2: Floats
+) -> Floats:
+    """Return the price of the good dies of each package."""
+    described = physical_columns(process_nm, physics, chips)
+    return package_dies_usd(described, area_mm2, physics, stated)
+
+
 def bank_energy(physics: Physics, chips: Columns) -> Floats:
     """Energy per shared-buffer byte relative to the energy model: banks scaled, wires unchanged."""
     bank_pJ = physics.sram_pJ_per_byte * nodes(chips["process_nm"]).energy
@@ -198,37 +221,63 @@ def _edge_mm(physics: Physics, chips: Columns) -> Floats:
     return np.asarray(chips["link_Bps"] / (1e9 * physics.serdes_GBps_per_mm))
 
 
+class _Kind(NamedTuple):
+    """What tells the templates of several processes apart."""
+
+    about: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    banked: Callable[[Physics], Banked | None] = lambda physics: None
+
+
+_NODE = Parameter(
+    "process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True, repriced=True
+)
+_KINDS = {
+    "": _Kind(),
+    "links": _Kind(" with several links", (
+        Parameter(
+            "link_Bps", "Links", (150e9, 300e9, 600e9), kind="bandwidth", key="links", unit="GB/s",
+            per=1e9, silicon=True,
+        ),
+    )),
+    "banks": _Kind(" with a buffer in banks", (
+        Parameter("banks", "Banks", (8, 16, 32, 64, 128, 256), banked=True),
+        Parameter("ports", "Ports", (1, 2), unit="a bank", banked=True, optional=True),
+    ), lambda physics: Banked(banks.bytes_per_clock, partial(bank_energy, physics))),
+    "dies": _Kind(" with several dies", (
+        Parameter("dies", "Dies", (1, 2, 4), silicon=True, slows=True, repriced=True),
+        Parameter(
+            "die_link_Bps", "Die links", (5e12, 10e12), kind="bandwidth", key="die_links",
+            unit="TB/s", per=1e12, banked=True, optional=True,
+        ),
+        Parameter(
+            "spare_cores", "Spare cores", (0,), kind="spares", unit="per die", silicon=True,
+            repriced=True, optional=True,
+        ),
+    ), lambda physics: Banked(dies.bytes_per_clock, partial(dies.crossing_energy, physics))),
+}  # fmt: skip
+
+
 def physical_template(
     process_nm: float | None,
     physics: Physics = PUBLISHED,
-    kind: Literal["", "links", "banks"] = "",
+    kind: str = "",
+    defects: Defects = (),
 ) -> ChipTemplate:
     """The template of a process, under these constants; without one, of several, also with links
-    of several bandwidths or several banks."""
+    of several bandwidths, several banks or several dies."""
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
     clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9, 1.6e9, 1.8e9, 2.1e9)
-    node = Parameter("process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True)
-    links = Parameter(
-        "link_Bps", "Links", (150e9, 300e9, 600e9), kind="bandwidth", key="links", unit="GB/s",
-        per=1e9, silicon=True,
-    )  # fmt: skip
-    in_banks = (
-        Parameter("banks", "Banks", (8, 16, 32, 64, 128, 256), banked=True),
-        Parameter("ports", "Ports", (1, 2), unit="a bank", banked=True, optional=True),
-    )
-    more = {"": (), "links": (links,), "banks": in_banks}[kind]
-    banked = Banked(banks.bytes_per_clock, partial(bank_energy, physics))
-    where = "several processes" if process_nm is None else f"{process_nm:g} nm"
+    where = f"several processes{_KINDS[kind].about}" if process_nm is None else f"{process_nm:g} nm"
     name = f"physical-{kind}" if kind else "physical"
-    differing = {"": "", "links": " with several links", "banks": " with a buffer in banks"}[kind]
     return ChipTemplate(
         name=name if process_nm is None else f"physical-{process_nm:g}nm",
-        about=f"Systolic chips in {where}{differing}, with all that a die has (docs/chips.md).",
+        about=f"Systolic chips in {where}, with all that a die has (docs/chips.md).",
         parameters=(
-            *(() if process_nm else (node,)),
-            *more,
+            *(() if process_nm else (_NODE,)),
+            *_KINDS[kind].parameters,
             Parameter("tensor_cores", "Tensor cores", fine),
             Parameter("vector_cores", "Vector cores", counts),
             Parameter("width", "Array width", sides),
@@ -247,29 +296,41 @@ def physical_template(
         power_W=partial(_power_W, process_nm, physics),
         rating_W=partial(_rating_W, process_nm, physics),
         edge_mm=partial(_edge_mm, physics) if kind == "links" else None,
-        banked=banked if kind == "banks" else None,
+        banked=_KINDS[kind].banked(physics),
         energy=physical_energy(process_nm or _USUAL_NM, physics),
         energies=None if process_nm else partial(physical_energy, physics=physics),
         voltage=partial(_voltage, process_nm, physics),
         process_nm=process_nm,
+        dies_usd=partial(_dies_usd, process_nm, physics, defects),
+        defects=defects,
         stalls=SCRATCHPAD,
-        budget_mm2=BUDGET_MM2,
-        budget_W=BUDGET_W,
+        budget_mm2=DIES_MM2 if kind == "dies" else BUDGET_MM2,
+        budget_W=DIES_W if kind == "dies" else BUDGET_W,
         reference="physical-tpuv4",
     )  # fmt: skip
 
 
 LINKED = physical_template(None, kind="links")
 BANKED = physical_template(None, kind="banks")
-PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED, BANKED)
+IN_DIES = physical_template(None, kind="dies")
+PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED, BANKED, IN_DIES)
+_NAMES = {template.name for template in PHYSICAL}
 
 
-def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
+def is_physical(template: ChipTemplate) -> bool:
+    """Return whether a template is one of the physical model, with stated defects or without."""
+    return template.name in _NAMES
+
+
+def redrawn(template: ChipTemplate, physics: Physics = PUBLISHED) -> ChipTemplate:
     """Rebuild a template with other constants."""
-    if template.banked is not None:
-        return physical_template(None, physics, "banks")
-    linked = template.edge_mm is not None
-    return physical_template(template.process_nm, physics, "links" if linked else "")
+    kind = "" if template.process_nm else template.name.removeprefix("physical").lstrip("-")
+    return physical_template(template.process_nm, physics, kind, template.defects)
+
+
+def with_defects(template: ChipTemplate, defects: Defects) -> ChipTemplate:
+    """Return a template whose dies have the stated defect densities."""
+    return redrawn(replace(template, defects=defects)) if defects else template
 
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:

@@ -21,7 +21,8 @@ class Parameter:
     label: str
     values: tuple[float, ...]
     """Default list of a space."""
-    kind: Literal["count", "bytes", "frequency", "bandwidth"] = "count"
+    kind: Literal["count", "spares", "bytes", "frequency", "bandwidth"] = "count"
+    """Spares are counts that may be zero."""
     key: str = ""
     """Key in files, if it differs from the name."""
     unit: str = ""
@@ -33,6 +34,10 @@ class Parameter:
     """Whether it changes area, power and price alone, and no rate of the machine."""
     banked: bool = False
     """Whether it makes the shared buffer faster, and changes no other rate of the machine."""
+    slows: bool = False
+    """Whether more of it may slow down the shared buffer, while no rate grows with it."""
+    repriced: bool = False
+    """Whether a chip with more of it may cost less: finer processes, smaller dies, spare cores."""
     optional: bool = False
     """Whether a space may leave it out, and has `values` then."""
 
@@ -42,4 +47,4 @@ class Parameter:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that web pages show."""
         shown = {"name": self.name, "label": self.label, "unit": self.unit, "per": self.per}
-        return shown | {"whole": self.kind in ("count", "bytes")}
+        return shown | {"whole": self.kind in ("count", "spares", "bytes")}

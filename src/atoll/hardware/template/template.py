@@ -98,6 +98,11 @@ class ChipTemplate:
     all designs have one voltage."""
     process_nm: float | None = None
     """Process of the areas; None: no single process, so that chips have no price."""
+    dies_usd: Callable[[Columns, Floats], Floats] | None = None
+    """Price of the good dies of a package by its columns and area with HBM interfaces; None: one
+    die without spare cores."""
+    defects: tuple[tuple[float, float], ...] = ()
+    """Stated defects per cm2 by process in nm, in place of those of the nodes."""
     stalls: Stalls = NO_STALLS
     """Stalls of chips that do not state their own."""
     budget_mm2: float | None = None
