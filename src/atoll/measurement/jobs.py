@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 from atoll.base.errors import AtollError
 from atoll.measurement.runner import RankJob
-from atoll.step.layout import FULL_BLOCKS
+from atoll.step.layout import FULL_BLOCKS, Layout
 from atoll.tools.hugging_face import model_config_json
 from atoll.training.estimate import Estimate
 
-TOOLS = ("torchtitan", "transformers")
+TOOLS = {
+    "torchtitan": ("fp32", "bf16"),
+    "transformers": ("fp32", "bf16"),
+    "megatron-lm": ("mixed",),
+}
+"""Optimizer states that each tool can be measured with."""
 RECOMPUTE = ("none", "full", "alternate")
 
 
@@ -60,23 +65,40 @@ def _refuse(estimate: Estimate) -> None:
     layout, run = estimate.layout, estimate.run
     half = -(-run.model.layers // layout.pp) // 2
     partial = f"{FULL_BLOCKS}{max(1, half)}"
-    titan = run.tool.name == "torchtitan"
+    titan, megatron = run.tool.name == "torchtitan", run.tool.name == "megatron-lm"
+    tools = " or ".join(TOOLS)
     reasons = {
-        f"tool {run.tool.name} (use --tool torchtitan or transformers)": run.tool.name not in TOOLS,
+        f"tool {run.tool.name} (use --tool {tools})": run.tool.name not in TOOLS,
         f"context parallelism (cp {layout.cp})": layout.cp > 1,
         f"expert parallelism (ep {layout.ep})": layout.ep > 1,
         f"interleaved stages or order {layout.schedule}": layout.schedule != "1f1b",
         f"precision {run.precision}": run.precision not in ("bf16", "fp16"),
-        f"optimizer states {run.states.name}": run.states.name not in ("fp32", "bf16"),
-        f"ZeRO {layout.zero} of this layout": layout.zero == 1 and (layout.pp == 1 or not titan),
-        f"recomputation {layout.recompute}": layout.recompute not in (*RECOMPUTE, partial),
-        f"{run.model.name} under torchtitan, only Llama": titan and run.model.family != "llama",
-        "adapters under torchtitan": titan and run.adapters is not None,
-        "pipelines under transformers": not titan and layout.pp > 1,
+        f"optimizer states {run.states.name}": run.states.name not in TOOLS.get(run.tool.name, ()),
+        f"ZeRO {layout.zero} of this layout": not _divides(layout, run.tool.name),
+        f"recomputation {layout.recompute}": layout.recompute
+        not in (RECOMPUTE[:2] if megatron else (*RECOMPUTE, partial)),
+        "tensor parallelism without sequence parallelism": layout.tp > 1
+        and not layout.sp
+        and megatron,
+        f"{run.model.name} under {run.tool.name}, only Llama": (
+            (titan or megatron) and run.model.family != "llama"
+        ),
+        f"adapters under {run.tool.name}": (titan or megatron) and run.adapters is not None,
+        "pipelines under transformers": run.tool.name == "transformers" and layout.pp > 1,
+        "unequal stages under megatron-lm": megatron and len(set(layout.blocks)) > 1,
         "captured models": run.stored is not None,
     }
     if reason := next((words for words, applies in reasons.items() if applies), ""):
         raise AtollError(f"measure does not run {reason}; estimate prices it")
+
+
+def _divides(layout: Layout, tool: str) -> bool:
+    """Return whether the tool divides states over ranks so: Megatron-LM has a distributed
+    optimizer, torchtitan keeps gathered weights in a pipeline.
+    """
+    if tool == "megatron-lm":
+        return layout.zero <= 1 and layout.hsdp == 1
+    return layout.zero != 1 or (layout.pp > 1 and tool == "torchtitan")
 
 
 def _blocks(estimate: Estimate, stage: int) -> tuple[int, int] | None:

@@ -33,6 +33,8 @@ from atoll.validation.validate import predict
 
 Runner = Callable[[Sequence[RankJob], str, float], Iterator[Record]]
 JOBS_FILE = "jobs.jsonl"
+MODULES = {"megatron-lm": "megatron"}
+"""Package of a tool, where it has another name."""
 MOST_ROUNDS = 4
 SITE = Path("measured-site.yaml")
 """Site that was fitted to the measured ranks."""
@@ -63,7 +65,7 @@ def measure_layout(
     if runner is run_jobs:
         _check_package("torch")
         _check_device(settings.backend)
-        _check_package(priced.run.tool.name)
+        _check_package(MODULES.get(priced.run.tool.name, priced.run.tool.name))
     records = runner(jobs, settings.backend, settings.limit)
     ranks = (_measured_rank(*pair, settings) for pair in zip(jobs, records, strict=False))
     return replace(answer, ranks=tuple(ranks))
