@@ -22,7 +22,7 @@ from atoll.report.folder import SWEEP, StoredAnswer, open_folder, read_plan, rea
 from atoll.report.page import make_view
 from atoll.report.view import PageView
 from atoll.serve.columns import Columns, Gatherer
-from atoll.serve.query import Filters, Mask, compile_all, histograms, passing_mask
+from atoll.serve.query import Filters, Mask, histograms, passing_mask
 from atoll.serve.summaries import (
     AnswerSummary,
     ModelJob,
@@ -145,7 +145,6 @@ class SearchRun:
 
     def _watch(self) -> None:
         pause = 0.0
-        compile_all()
         while not self._asleep.wait(pause):
             began = time.monotonic()
             try:
@@ -181,7 +180,6 @@ class SearchRun:
         columns = gathered.joined(self.columns)
         if columns is not self.columns:
             self._read_until_s = float(columns.numbers["at"].max())
-            columns.prepare()
             self.columns = columns
         self.read = 0
 
