@@ -149,7 +149,7 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
     A cell names its best design by score.
     """
     across, up = (columns.numbers[check_column(name, columns.numbers)] for name in (x, y))
-    chips, score = columns.numbers["chip"], columns.numbers["score"]
+    chips = columns.numbers["chip"]
     has_both = mask & ~np.isnan(across) & ~np.isnan(up)
     shown = int(np.count_nonzero(has_both))
     plot = Scatter(x=x, y=y, shown=shown, total=len(columns), mode="points")
@@ -194,7 +194,8 @@ def front(columns: Columns, mask: Mask, x: str, y: str) -> Ints:
     cheapest_before = np.minimum.accumulate(np.append(np.inf, cost[order]))[:-1]
     order = order[cost[order] < cheapest_before]
     last_of_gain = np.append(np.diff(gain[order]) != 0, True)  # which is the cheapest of them
-    return order[last_of_gain[: len(order)]]
+    chosen: Ints = order[last_of_gain[: len(order)]]
+    return chosen
 
 
 def csv_lines(columns: Columns, positions: Ints) -> Iterator[bytes]:

@@ -8,11 +8,12 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from atoll.answers.answer import build_from, checked
+from atoll.answers.answer import checked, dumped
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
@@ -23,16 +24,6 @@ from atoll.report.page import make_view
 from atoll.report.view import PageView
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, histograms, passing_mask
-from atoll.serve.summaries import (
-    AnswerSummary,
-    ModelJob,
-    Moment,
-    PlanDetails,
-    PlanSummary,
-    SearchDetails,
-    SearchSummary,
-    SweepSummary,
-)
 from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
@@ -44,6 +35,16 @@ WAFER = ("result.json", "mapping.json")
 LOOK_S = 0.5
 """Interval between two checks of a store for changes."""
 MOST_PROGRESS = 600
+JsonFields = dict[str, Any]
+"""What the explorer's scripts read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob:
+    """Fields of a wafer's or a plan's stored job that the explorer reads."""
+
+    devices: int
+    model: str
 
 
 class SearchRun:
@@ -101,30 +102,28 @@ class SearchRun:
         except AtollError:
             return  # reported when a user requests it
 
-    def summary(self) -> SearchSummary:
+    def summary(self) -> JsonFields:
         """Return the run as one line of the list of runs."""
-        return build_from(
-            SearchSummary,
-            self._status,
-            id=self.name,
-            kind=self.kind,
-            folder=str(self.folder),
-            models=self.models,
-            devices=self.devices,
-            parameters=self.parameters,
-            loaded=len(self.columns),
-            reading=self.read,
-            version=self.columns.version,
-            trouble=self.trouble,
-        )
+        status: JsonFields = dumped(self._status)
+        return status | {
+            "id": self.name,
+            "kind": self.kind,
+            "folder": str(self.folder),
+            "models": self.models,
+            "devices": self.devices,
+            "parameters": self.parameters,
+            "loaded": len(self.columns),
+            "reading": self.read,
+            "version": self.columns.version,
+            "trouble": self.trouble,
+        }
 
-    def details(self) -> SearchDetails:
-        """Return the run with its job and, once available, its answer."""
+    def details(self) -> JsonFields:
+        """Return the run with its job and, once available, its answer without large parts."""
         job = {k: v for k, v in self.identity.items() if k != "space_content"}
-        status, answer = self._status, self._answer_summary
-        return build_from(SearchDetails, self.summary(), job=job, status=status, result=answer)
+        return self.summary() | {"job": job, "result": self._answer_summary}
 
-    def progress(self) -> tuple[Moment, ...]:
+    def progress(self) -> list[ProgressPoint]:
         return self._progress
 
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
@@ -185,15 +184,19 @@ class SearchRun:
 
     def _read_status(self, reader: RunReader) -> None:
         status = reader.status()
-        self._status = replace(status, bound=_finite_bound(status.bound))
-        self._progress = thinned(reader.progress())
-        self._answer_summary: AnswerSummary | None = None
+        self._status, self._progress = status, thinned(reader.progress())
+        self._answer_summary: JsonFields | None = None
         if self.kind == "planning":
             done = status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
         elif isinstance(answer := reader.result(), SearchAnswer | WaferAnswer):
             remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
-            self._answer_summary = build_from(AnswerSummary, answer, baseline_remarks=remarks)
+            self._answer_summary = {
+                "summary": answer.summary,
+                "certificate": answer.certificate,
+                "baselines": answer.baselines,
+                "baseline_remarks": remarks,
+            }
 
 
 class PlanRun:
@@ -216,23 +219,24 @@ class PlanRun:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def summary(self) -> PlanSummary:
+    def summary(self) -> JsonFields:
+        """Return the plan as one line of the list of runs."""
         answer = self.content
-        return PlanSummary(
-            id=self.name,
-            kind=self.kind,
-            folder=str(self.folder),
-            state="finished",
-            models=(answer.model,),
-            devices=answer.devices,
-            device=answer.device,
-            step_time_s=answer.step_time_s,
-            mfu=answer.mfu,
-            layouts=len(self.whatif.layouts()),
-        )
+        return {
+            "id": self.name,
+            "kind": self.kind,
+            "folder": str(self.folder),
+            "state": "finished",
+            "models": (answer.model,),
+            "devices": answer.devices,
+            "device": answer.device,
+            "step_time_s": answer.step_time_s,
+            "mfu": answer.mfu,
+            "layouts": len(self.whatif.layouts()),
+        }
 
-    def details(self) -> PlanDetails:
-        return build_from(PlanDetails, self.summary(), plan=self.content)
+    def details(self) -> JsonFields:
+        return self.summary() | {"plan": self.content}
 
 
 class SweepRun:
@@ -253,15 +257,16 @@ class SweepRun:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def summary(self) -> SweepSummary:
-        return SweepSummary(
-            id=self.name,
-            kind=self.kind,
-            folder=str(self.folder),
-            state="finished",
-            axes=self.content.axes,
-            questions=len(self.content.rows),
-        )
+    def summary(self) -> JsonFields:
+        """Return the sweep as one line of the list of runs; its models and devices may be axes."""
+        return {
+            "id": self.name,
+            "kind": self.kind,
+            "folder": str(self.folder),
+            "state": "finished",
+            "axes": self.content.axes,
+            "questions": len(self.content.rows),
+        }
 
     details = summary
 
@@ -375,15 +380,9 @@ def _free_name(folder: Path, runs: Mapping[str, Run]) -> str:
     return next(name for name in names if name not in runs)
 
 
-def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:
+def thinned(points: Sequence[ProgressPoint]) -> list[ProgressPoint]:
     """Thin progress to every change of the best score and about MOST_PROGRESS even samples."""
     shown = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
     changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
     shown |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
-    kept = [points[i] for i in sorted(shown)]
-    return tuple(build_from(Moment, point, bound=_finite_bound(point.bound)) for point in kept)
-
-
-def _finite_bound(bound: float | None) -> float | None:
-    """Return the bound, or None while nothing is bounded (stored as the largest float)."""
-    return bound if bound is not None and bound < 1e300 else None
+    return [points[i] for i in sorted(shown)]
