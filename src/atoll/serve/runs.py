@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from atoll.answers.answer import checked, dumped
 from atoll.answers.plan import PlanAnswer
@@ -19,9 +18,9 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.base.errors import AtollError
 from atoll.files.atomic_file import as_written
+from atoll.front import ScriptData
 from atoll.report.folder import SWEEP, StoredAnswer, open_folder, read_plan, read_sweep
 from atoll.report.page import make_view
-from atoll.report.view import PageView
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, histograms, passing_mask
 from atoll.serve.whatif import Change
@@ -35,8 +34,6 @@ WAFER = ("result.json", "mapping.json")
 LOOK_S = 0.5
 """Interval between two checks of a store for changes."""
 MOST_PROGRESS = 600
-JsonFields = dict[str, Any]
-"""What the explorer's scripts read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +99,9 @@ class SearchRun:
         except AtollError:
             return  # reported when a user requests it
 
-    def summary(self) -> JsonFields:
+    def summary(self) -> ScriptData:
         """Return the run as one line of the list of runs."""
-        status: JsonFields = dumped(self._status)
+        status: ScriptData = dumped(self._status)
         return status | {
             "id": self.name,
             "kind": self.kind,
@@ -118,7 +115,7 @@ class SearchRun:
             "trouble": self.trouble,
         }
 
-    def details(self) -> JsonFields:
+    def details(self) -> ScriptData:
         """Return the run with its job and, once available, its answer without large parts."""
         job = {k: v for k, v in self.identity.items() if k != "space_content"}
         return self.summary() | {"job": job, "result": self._answer_summary}
@@ -185,7 +182,7 @@ class SearchRun:
     def _read_status(self, reader: RunReader) -> None:
         status = reader.status()
         self._status, self._progress = status, thinned(reader.progress())
-        self._answer_summary: JsonFields | None = None
+        self._answer_summary: ScriptData | None = None
         if self.kind == "planning":
             done = status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
@@ -219,7 +216,7 @@ class PlanRun:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def summary(self) -> JsonFields:
+    def summary(self) -> ScriptData:
         """Return the plan as one line of the list of runs."""
         answer = self.content
         return {
@@ -235,7 +232,7 @@ class PlanRun:
             "layouts": len(self.whatif.layouts()),
         }
 
-    def details(self) -> JsonFields:
+    def details(self) -> ScriptData:
         return self.summary() | {"plan": self.content}
 
 
@@ -257,7 +254,7 @@ class SweepRun:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def summary(self) -> JsonFields:
+    def summary(self) -> ScriptData:
         """Return the sweep as one line of the list of runs; its models and devices may be axes."""
         return {
             "id": self.name,
@@ -278,10 +275,10 @@ class Reports:
     """Cache of the last report per folder; a report takes seconds, so one is made at a time."""
 
     def __init__(self) -> None:
-        self._views: dict[Path, tuple[StoredAnswer, PageView]] = {}
+        self._views: dict[Path, tuple[StoredAnswer, ScriptData]] = {}
         self._making = threading.Lock()
 
-    def view(self, folder: Path) -> PageView:
+    def view(self, folder: Path) -> ScriptData:
         """Return the page view of the answer that a folder holds."""
         if (folder / SWEEP).exists():
             return make_view(read_sweep(folder), None, None)
