@@ -196,13 +196,33 @@ class SearchRun:
             }
 
 
-class PlanRun:
+class FinishedRun:
+    """A folder whose answer does not change."""
+
+    kind: str
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+
+    def start(self) -> None:
+        """Watch nothing."""
+
+    def stop(self) -> None:
+        """Stop nothing."""
+
+    def summary(self) -> ScriptData:
+        """Return the run as one line of the list of runs."""
+        folder = str(self.folder)
+        return {"id": self.name, "kind": self.kind, "folder": folder, "state": "finished"}
+
+
+class PlanRun(FinishedRun):
     """A folder with a plan.json."""
 
     kind = "plan"
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+        super().__init__(name, folder)
         as_written(folder / PLAN)
         self.content = read_plan(folder / PLAN)
         self.whatif = PlanWhatIf(self.content)
@@ -210,20 +230,9 @@ class PlanRun:
     def shown(self) -> Run:
         return self
 
-    def start(self) -> None:
-        """A plan does not change."""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-
     def summary(self) -> ScriptData:
-        """Return the plan as one line of the list of runs."""
         answer = self.content
-        return {
-            "id": self.name,
-            "kind": self.kind,
-            "folder": str(self.folder),
-            "state": "finished",
+        return super().summary() | {
             "models": (answer.model,),
             "devices": answer.devices,
             "device": answer.device,
@@ -236,34 +245,21 @@ class PlanRun:
         return self.summary() | {"plan": self.content}
 
 
-class SweepRun:
-    """A folder with a sweep.json."""
+class SweepRun(FinishedRun):
+    """A folder with a sweep.json; its models and devices may be axes."""
 
     kind = "sweep"
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+        super().__init__(name, folder)
         self.content = read_sweep(folder)
 
     def shown(self) -> Run:
         return self
 
-    def start(self) -> None:
-        """A sweep does not change."""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-
     def summary(self) -> ScriptData:
-        """Return the sweep as one line of the list of runs; its models and devices may be axes."""
-        return {
-            "id": self.name,
-            "kind": self.kind,
-            "folder": str(self.folder),
-            "state": "finished",
-            "axes": self.content.axes,
-            "questions": len(self.content.rows),
-        }
+        more = {"axes": self.content.axes, "questions": len(self.content.rows)}
+        return super().summary() | more
 
     details = summary
 
