@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -72,8 +73,8 @@ class App:
             "summary": _summary,
             "scatter": _scatter,
             "table": _table,
-            "designs.csv": _csv,
-            "designs.json": _designs_json,
+            "designs.csv": partial(_download, "csv"),
+            "designs.json": partial(_download, "json"),
             "result.json": _result,
         }
 
@@ -227,16 +228,12 @@ def _table(run: SearchRun, query: Query) -> Response:
     return _json({"count": len(positions), "offset": offset, "rows": rows})
 
 
-def _csv(run: SearchRun, query: Query) -> Response:
+def _download(kind: str, run: SearchRun, query: Query) -> Response:
     columns, mask = run.picture(parse_filters(query, run.columns.names))
-    lines = csv_lines(columns, ordered(columns, mask, *_sorting(query, columns)))
-    return Response(200, "text/csv; charset=utf-8", lines, _attachment(run, "designs.csv"))
-
-
-def _designs_json(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query, run.columns.names))
-    lines = json_lines(columns, ordered(columns, mask, *_sorting(query, columns)))
-    return Response(200, JSON, lines, _attachment(run, "designs.json"))
+    lines = csv_lines if kind == "csv" else json_lines
+    content = lines(columns, ordered(columns, mask, *_sorting(query, columns)))
+    mime = "text/csv; charset=utf-8" if kind == "csv" else JSON
+    return Response(200, mime, content, _attachment(run, f"designs.{kind}"))
 
 
 def _result(run: SearchRun, query: Query) -> Response:
