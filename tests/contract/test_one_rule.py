@@ -61,7 +61,7 @@ REL = 1e-9
 
 def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
     for name, states in STATES.items():
-        per_parameter = DEFAULT.placer.state_bytes(load_states(name))
+        per_parameter = load_states(name).bytes_per_parameter
         assert per_parameter == states.weight + states.gradient + states.optimizer
         run = make_run("gpt2-xl", "h100", 8, batch=8, optimizer=name)
         memory = Estimator(run).estimate(Layout(dp=8, zero=0)).worst

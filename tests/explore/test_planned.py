@@ -66,8 +66,8 @@ def node(
     pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[one.makespan_s, two.makespan_s] for one, two in pairs])
     problem = priced.placement_problem(0, variant, 1e15)
-    assert isinstance(problem.planned, PlannedLayouts)
-    return Node(problem.planned, problem, priced.times(0, variant, pass_s))
+    assert isinstance(problem.layouts, PlannedLayouts)
+    return Node(problem.layouts, problem, priced.times(0, variant, pass_s))
 
 
 def steps(one: Node, times: VariantTimes, memory_bytes: float = 1e15) -> np.ndarray:

@@ -247,8 +247,8 @@ class PricedChips:
     ) -> PlacementAnswer:
         """Return the full placement of a division."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        placer = self.setting.profile.placer
-        return placer.describe(problem, self.times(chip, variant, pass_s), division)
+        assert problem.layouts is not None  # they have the division
+        return problem.layouts.describe(problem, self.times(chip, variant, pass_s), division)
 
     def placement_problem(
         self, chip: int, variant: Variant, memory_bytes: float | None = None
