@@ -22,7 +22,7 @@ from atoll.explore.pricing.planned.layout_prices import PlannedLayouts
 from atoll.explore.pricing.workloads import Spreads, make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
-from atoll.placement.replay import replay_placement
+from atoll.placement.replay import replay_difference
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
 from atoll.step.layout import ZERO_STAGES
@@ -254,7 +254,7 @@ def test_the_step_of_a_layout_is_its_replay(recomputing: Node) -> None:
     found = one.others.fastest(one.problem, one.times, np.inf)
     assert found is not None
     placement = one.others.describe(one.problem, one.times, found)
-    assert abs(replay_placement(placement).difference) < 1e-3
+    assert abs(replay_difference(placement)) < 1e-3
 
 
 def test_a_search_takes_what_any_of_its_axes_gives() -> None:

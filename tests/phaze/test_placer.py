@@ -16,7 +16,7 @@ from atoll.phaze.placer import PhazePlacer, layer_table
 from atoll.phaze.table_dp import solve_table
 from atoll.placement.chain import PlacementProblem, VariantTimes, layer_names
 from atoll.placement.facts import ChainFacts, chain_facts
-from atoll.placement.replay import replay_placement
+from atoll.placement.replay import replay_difference
 from atoll.profiles import PHAZE
 from atoll.step.states import load_states
 from atoll.workload import load_config, prepare
@@ -155,7 +155,7 @@ def test_a_replay_never_exceeds_the_formula() -> None:
     best = PLACER.fastest(problem, TIMES, np.inf)
     assert best is not None and best.pipeline > 2
     placement = PLACER.describe(problem, TIMES, best)
-    assert -0.5 < replay_placement(placement).difference <= 1e-9
+    assert -0.5 < replay_difference(placement) <= 1e-9
 
 
 def test_workers_get_the_profile_itself() -> None:
