@@ -38,8 +38,7 @@ from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.schedule.bound_kernels import EPSILON
 from atoll.schedule.list_kernels import Problems, quick_bounds
 from atoll.schedule.problem import Schedule, ScheduleProblem
-from atoll.schedule.quick import empty_quick
-from atoll.schedule.solve import Effort, solve
+from atoll.schedule.solve import Effort, empty_quick, solve
 from atoll.workload.graph.layer import predecessors
 
 BLOCK = 256
