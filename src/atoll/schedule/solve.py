@@ -76,7 +76,8 @@ def solve(
 def quick(problem: ScheduleProblem) -> Schedule:
     """Return the best list schedule of the portfolio, with a cheap lower bound."""
     fast = quick_of(problem.arrays())
-    lower, upper, kind, resource = (column.item() for column in fast[:4])
+    lower, upper = (float(seconds[0]) for seconds in (fast.lower_s, fast.upper_s))
+    kind, resource = (int(number[0]) for number in (fast.kind, fast.resource))
     if not np.isfinite(upper):
         fits = np.isfinite(problem.duration_s) & np.all(problem.demand <= problem.capacity, axis=2)
         stuck = int(np.flatnonzero(~fits.any(axis=1))[0])
