@@ -38,12 +38,12 @@ class BenchRow:
         return None if isinstance(prediction, str) else prediction
 
     def time_error(self, name: str) -> float | None:
-        prediction = self.prediction(name)
-        return relative_error(prediction and prediction.time_s, self.row.time_s)
+        prediction = self.prediction(name) or Predicted()
+        return relative_error(prediction.time_s, self.row.time_s)
 
     def memory_error(self, name: str) -> float | None:
-        prediction = self.prediction(name)
-        return relative_error(prediction and prediction.peak_bytes, self.row.peak_bytes)
+        prediction = self.prediction(name) or Predicted()
+        return relative_error(prediction.peak_bytes, self.row.peak_bytes)
 
 
 BenchRows = Sequence[BenchRow]

@@ -73,7 +73,8 @@ class Prediction:
     @property
     def time_error(self) -> float | None:
         """Predicted / measured step time - 1."""
-        return relative_error(self.predicted and self.predicted.time_s, self.row.time_s)
+        predicted_s = None if self.predicted is None else self.predicted.time_s
+        return relative_error(predicted_s, self.row.time_s)
 
     @cached_property
     def kernel_classes_s(self) -> dict[str, tuple[float, float]]:
@@ -89,7 +90,8 @@ class Prediction:
 
     @property
     def memory_error(self) -> float | None:
-        return relative_error(self.predicted and self.predicted.peak_bytes, self.row.peak_bytes)
+        predicted_bytes = None if self.predicted is None else self.predicted.peak_bytes
+        return relative_error(predicted_bytes, self.row.peak_bytes)
 
     @property
     def reserved_error(self) -> float | None:
