@@ -22,7 +22,7 @@ from atoll.explore.pricing.planned.layout_prices import PlannedLayouts
 from atoll.explore.pricing.workloads import Spreads, make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
-from atoll.placement.replay import replay_placement
+from atoll.placement.replay import replay_difference
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
 from atoll.step.layout import ZERO_STAGES
@@ -66,8 +66,8 @@ def node(
     pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[one.makespan_s, two.makespan_s] for one, two in pairs])
     problem = priced.placement_problem(0, variant, 1e15)
-    assert isinstance(problem.planned, PlannedLayouts)
-    return Node(problem.planned, problem, priced.times(0, variant, pass_s))
+    assert isinstance(problem.layouts, PlannedLayouts)
+    return Node(problem.layouts, problem, priced.times(0, variant, pass_s))
 
 
 def steps(one: Node, times: VariantTimes, memory_bytes: float = 1e15) -> np.ndarray:
@@ -263,7 +263,7 @@ def test_the_step_of_a_layout_is_its_replay(recomputing: Node) -> None:
     found = one.others.fastest(one.problem, one.times, np.inf)
     assert found is not None
     placement = one.others.describe(one.problem, one.times, found)
-    assert abs(replay_placement(placement).difference) < 1e-3
+    assert abs(replay_difference(placement)) < 1e-3
 
 
 def test_a_search_takes_what_any_of_its_axes_gives() -> None:

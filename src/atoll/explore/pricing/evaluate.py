@@ -38,8 +38,7 @@ from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.schedule.bound_kernels import EPSILON
 from atoll.schedule.list_kernels import Problems, quick_bounds
 from atoll.schedule.problem import Schedule, ScheduleProblem
-from atoll.schedule.quick import empty_quick
-from atoll.schedule.solve import Effort, solve
+from atoll.schedule.solve import Effort, empty_quick, solve
 from atoll.workload.graph.layer import predecessors
 
 BLOCK = 256
@@ -251,8 +250,8 @@ class PricedChips:
     ) -> PlacementAnswer:
         """Return the full placement of a division."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        placer = self.setting.profile.placer
-        return placer.describe(problem, self.times(chip, variant, pass_s), division)
+        assert problem.layouts is not None  # they have the division
+        return problem.layouts.describe(problem, self.times(chip, variant, pass_s), division)
 
     def placement_problem(
         self, chip: int, variant: Variant, memory_bytes: float | None = None

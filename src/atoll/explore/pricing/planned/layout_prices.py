@@ -144,7 +144,7 @@ class PlannedLayouts:
     needed: Floats
     """Bytes with the recomputation choices that keep the fewest bytes, shape (layouts,)."""
 
-    def floors(self, problem: PlacementProblem) -> StepFloors:
+    def floors(self, problem: PlacementProblem, least_s: float) -> StepFloors:
         return self._steps(problem).of(self.needed <= problem.memory_bytes)
 
     def _steps(self, problem: PlacementProblem) -> StepFloors:
