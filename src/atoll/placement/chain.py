@@ -30,6 +30,8 @@ class VariantTimes(NamedTuple):
     halves_s: Floats = _NONE
     """Backward pass without weight gradients, and weight pass, shape (distinct layers, 2); empty if
     no schedule needs them."""
+    most: VariantTimes | None = None
+    """Upper bounds where the seconds are lower bounds, for a lower bound on the step."""
 
 
 class PricedLayouts(Protocol):
@@ -68,8 +70,8 @@ class Placer(PricedLayouts, Protocol):
 class StepFloors(NamedTuple):
     """Terms of lower bounds on step times, each of shape (layouts,). `floor_of` in
     `explore.pricing.bound_kernels` returns the maximum of loads * (largest stage load)
-    and of the paths below (`training.planner.bounds.family_bounds`), plus `fixed_s`.
-    Block counts are multiplied by the shortest block.
+    and of the paths below (`training.planner.bounds.family_bounds`), plus `fixed_s` and exposed
+    gradient collectives. Block counts are multiplied by the shortest block.
     """
 
     stages: NDArray[np.int64]
@@ -91,6 +93,11 @@ class StepFloors(NamedTuple):
     (forward and data passes of a block) + apart_weights (weight passes of a block)."""
     apart_blocks: Floats
     apart_weights: Floats
+    last_s: Floats
+    """Gradient collectives after the last backward pass; `before_s`: after each earlier one."""
+    before_s: Floats
+    shown: Floats
+    """Share of these collectives that never overlaps with a backward pass."""
     forward_blocks: Floats
     data_blocks: Floats
     weight_blocks: Floats
