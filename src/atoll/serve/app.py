@@ -99,9 +99,9 @@ class App:
                 reply = replace(reply, headers=(*reply.headers, *extra))
         except RefusedError as refused:
             allowed = (("Allow", "GET"),) if refused.status == 405 else ()
-            reply = _error(refused.status, str(refused), allowed)
+            reply = error_response(refused.status, str(refused), allowed)
         except AtollError as error:
-            reply = _error(400, str(error))
+            reply = error_response(400, str(error))
         return replace(reply, headers=(*HEADERS, *reply.headers))
 
     def _admitted(
@@ -117,6 +117,7 @@ class App:
                 f"Host {host[:80]!r} is not a name of this server; open it by its address, or "
                 "start it with --allow-host.",
             )
+        _content_bytes(headers)
         parts = _split_url(target)
         if method != "GET" and (method != "POST" or parts.path != CHECK):
             raise RefusedError(
@@ -327,5 +328,7 @@ def _json(value: Any, headers: tuple[tuple[str, str], ...] = ()) -> Response:
     return Response(200, JSON, text.encode(), headers)
 
 
-def _error(status: int, sentence: str, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+def error_response(
+    status: int, sentence: str, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
     return Response(status, JSON, json.dumps({"error": sentence}).encode(), headers)

@@ -69,6 +69,7 @@ def check_pasted(body: bytes) -> Verdict:
 def _parse_request(body: bytes) -> dict[str, Any]:
     try:
         request = json.loads(body)
+        json.dumps(request, ensure_ascii=False).encode()  # half of a surrogate pair is no character
     except (ValueError, RecursionError):
         raise AtollError("expected the question as JSON") from None
     if not isinstance(request, dict) or not request.keys() <= set(_FIELDS):
