@@ -147,8 +147,8 @@ def work_of(pass_s, repeats, block):
 @kernel
 def floor_of(floors, a, work):
     """Return the lower bound on the step of layout `a`: the longest path in `StepFloors` plus
-    `fixed_s`. The largest load is at least the mean over stages, the longest layer / copies, and
-    ceil(copies * blocks / stages) blocks / copies.
+    `fixed_s` and exposed gradient collectives. The largest load is at least the mean over stages,
+    the longest layer / copies, and ceil(copies * blocks / stages) blocks / copies.
     """
     (
         total, largest, behind, shortest, usual, forward, data, block_f, block_d, block_w, blocks,
@@ -171,6 +171,12 @@ def floor_of(floors, a, work):
     step_s = max(step_s, least + floors.weight_blocks[a] * block_w)
     least = floors.second_forward_blocks[a] * block_f + floors.second_data_blocks[a] * block_d
     step_s = max(step_s, least + floors.second_weight_blocks[a] * block_w)
+    last_s, before_s = floors.last_s[a], floors.before_s[a]
+    if last_s > 0.0:  # as `Sums.behind_s` of bounds; single stages run all forward passes
+        m = floors.loads[a]
+        behind_s = step_s / m - (forward if p == 1 else 0.0)
+        hidden_s = min(last_s, behind_s) + (m - 1.0) * min(before_s, behind_s)
+        step_s += last_s + (m - 1.0) * before_s - (1.0 - floors.shown[a]) * hidden_s
     return step_s + floors.fixed_s[a]
 
 
