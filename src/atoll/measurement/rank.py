@@ -75,6 +75,7 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         record |= _memory()
         if not job.memory_bytes:  # every stream has a pool of its own
             run_in_line(run.model)
+            record["in_line"] = True
     record |= _timed(run, job.steps, device)
     if run.last_loss is not None:
         loss = run.last_loss

@@ -52,8 +52,8 @@ def rank_row(job: RankJob, record: Record) -> dict[str, Any]:
         cells["spread"] = round((max(times_ms) - min(times_ms)) / middle_ms, 3)
     cells |= {f"{phase}_ms": ms for phase, ms in record.get("phases_ms", {}).items()}
     cells |= _kernel_cells(record.get("kernels", {}))
-    if times_ms and cells.get("stand_in_ms"):  # collectives run in line
-        cells["step_ms"] = round(cells["step_ms"] - cells["stand_in_ms"], 3)
+    if times_ms and record.get("in_line"):
+        cells["step_ms"] = round(cells["step_ms"] - cells.get("stand_in_ms", 0.0), 3)
     return cells
 
 
