@@ -12,6 +12,7 @@ the model alone, and was set before anything was measured.
 from __future__ import annotations
 
 import argparse
+import csv
 import gc
 import gzip
 import hashlib
@@ -115,7 +116,7 @@ def job(name: str, **more: Any) -> RankJob:
     """Return a rank of a model, cut to its blocks or to `layers`."""
     config, layers, half = MODELS[name]
     layers = more.pop("layers", layers)
-    tool = "transformers" if name.startswith("hf-") else "torchtitan"
+    tool = more.pop("tool", "transformers" if name.startswith("hf-") else "torchtitan")
     sequence = more.pop("sequence", SHORT.get(name, 4096))
     count = "n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers"
     longest: Config = {}
@@ -128,6 +129,8 @@ def job(name: str, **more: Any) -> RankJob:
     if more.get("memory_bytes"):
         parts.append(f"cap{more['memory_bytes'] / GIB:.2f}")
     labels = {"half": half, "model": name}
+    if tool == "megatron-lm":
+        parts.insert(1, "mg")
     words = "-".join(map(str, parts)).replace("_", "")
     return RankJob(words, tool, contents, sequence=sequence, labels=labels, **more)
 
@@ -224,11 +227,76 @@ def capped() -> Iterator[RankJob]:
             yield replace(base, id=f"{base.id}-cap{factor}", memory_bytes=limit, steps=1)
 
 
-def all_jobs() -> list[RankJob]:
+def megatron() -> Iterator[RankJob]:
+    """Yield layouts of Megatron-LM."""
+    for index, name in enumerate(TITAN):
+        layers = MODELS[name][1]
+        small = max(1, layers // 2)
+        tool = {"tool": "megatron-lm", "weights": "bf16"}
+        yield job(name, **tool, fsdp=16 << index)
+        yield job(name, **tool, fsdp=64, recompute="full", microbatches=2)
+        yield job(name, **tool, tp=2 << index % 3, fsdp=8)
+        yield job(name, **tool, tp=8, fsdp=4, sequence=16384, layers=small, recompute="full")
+        if name not in ("llama3-405b", "llama3-70b", "codellama-34b"):
+            yield job(name, **tool, replicate=8, layers=small)
+            yield job(name, **tool, layers=8, pp=4, stage=(0, 3)[index % 2], tp=2, fsdp=4,
+                      blocks=(0, 2), rank=(0, 24)[index % 2], microbatches=6)  # fmt: skip
+
+
+def near_capacity() -> Iterator[RankJob]:
+    """Yield layouts on devices with 1.02 to 1.14 times the peak that was predicted for them."""
+    lora: dict[str, Any] = {"weights": "bf16", "reduce": "bf16", "lora_rank": 16,
+                            "lora_targets": LINEAR}  # fmt: skip
+    bases = [
+        job("llama3-8b", layers=12, fsdp=16),
+        job("llama3-1b", layers=14, fsdp=32, recompute="full", microbatch=2),
+        job("hf-qwen3-8b", layers=10, fsdp=32, recompute="full", microbatch=2),
+        job("llama2-7b", layers=16, fsdp=16),
+        job("llama3-3b", layers=16, fsdp=64, recompute="full", microbatch=2),
+        job("hf-mistral-7b", layers=16, fsdp=8, **lora),
+        job("codellama-34b", layers=5, tp=4, fsdp=8),
+        job("hf-qwen2-1.5b", layers=20, fsdp=16, microbatch=2),
+        job("llama2-7b", layers=8, tool="megatron-lm", weights="bf16", fsdp=32),
+    ]
+    for base in bases:
+        peak_bytes = predicted_peak_bytes(base)
+        for factor in (1.02, 1.06, 1.1, 1.14):
+            limit = int(peak_bytes * factor)
+            yield replace(base, id=f"{base.id}-near{factor}", memory_bytes=limit, steps=1)
+
+
+def predicted_peak_bytes(base: RankJob) -> float:
+    """Return the predicted peak of a rank."""
+    from atoll.validation.tables import RunRow, with_run
+    from atoll.validation.validate import predict
+
+    cells = {n: str(v) for n, v in rank_row(base, {"outcome": "oom"}).items()}
+    (prediction,) = predict([with_run(RunRow(1, cells), "third.csv", "h200")])
+    assert prediction.predicted is not None, prediction.reason
+    return prediction.predicted.peak_bytes
+
+
+def mixed(jobs: list[RankJob]) -> list[RankJob]:
     """Return the jobs in an order that mixes kinds, so that any beginning of it is a sample."""
-    jobs = [*dense_torchtitan(), *dense_hugging_face(), *experts(), *capped()]
     job_by_id = {each.id: each for each in jobs}
     return sorted(job_by_id.values(), key=lambda each: hashlib.sha256(each.id.encode()).digest())
+
+
+def all_jobs() -> list[RankJob]:
+    """Return the jobs of the second file."""
+    return mixed([*dense_torchtitan(), *dense_hugging_face(), *experts(), *capped()])
+
+
+def third_jobs() -> list[RankJob]:
+    """Return the jobs of the third file: those that failed or changed since the second one, new
+    ones, and then those of the second file again, with collectives in line.
+    """
+    with Path(__file__).with_name("h200_ranks_2.csv").open(newline="", encoding="utf-8") as file:
+        measured = {row["id"] for row in csv.DictReader(file) if row["reduction"] != "last"}
+    again = all_jobs()
+    failed = [each for each in again if each.id not in measured]
+    uncapped = [each for each in again if each.id in measured and not each.memory_bytes]
+    return [*failed, *mixed([*megatron(), *near_capacity()]), *uncapped]
 
 
 def shrunken(full: RankJob) -> RankJob:
@@ -337,13 +405,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--third", action="store_true", help="the jobs of the third file")
     parser.add_argument("--run", type=Path, help="run the jobs without a record in this file")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of all jobs")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--records", type=Path)
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
-    jobs = all_jobs()
+    jobs = third_jobs() if options.third else all_jobs()
     if options.records is not None:
         write_rows(jobs, options.records, options.rows)
         return

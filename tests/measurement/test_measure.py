@@ -80,10 +80,20 @@ def test_adapters_and_replicas_go_into_the_job() -> None:
     assert (job["fsdp"], job["replicate"], job["recompute"]) == (8, 8, "full")
 
 
+def test_ranks_of_megatron_lm_divide_optimizer_states() -> None:
+    first, last = jobs_of(tool="megatron-lm", tp=2, pp=4, batch=128, zero=1)
+    assert (first["tool"], first["fsdp"], first["weights"]) == ("megatron-lm", 8, "bf16")
+    assert (last["stage"], last["rank"], last["blocks"]) == (3, 48, (24, 32))
+    (job,) = jobs_of(tool="megatron-lm", zero=0)
+    assert (job["replicate"], job.get("fsdp", 1)) == (64, 1)
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"tool": "megatron-lm"}, "tool megatron-lm (use --tool torchtitan or transformers)"),
+        ({"tool": "deepspeed"}, "tool deepspeed (use --tool torchtitan or transformers or"),
+        ({"tool": "megatron-lm", "tp": 2, "recompute": "selective"}, "recomputation selective"),
+        ({"tool": "megatron-lm", "model": "mixtral-8x7b"}, "under megatron-lm, only Llama"),
         ({"cp": 2}, "context parallelism (cp 2)"),
         ({"pp": 2, "vpp": 2, "batch": 256, "zero": 1}, "order interleaved"),
         ({"model": "mixtral-8x7b", "ep": 8}, "expert parallelism (ep 8)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -110,3 +111,38 @@ def test_stand_ins_leave_tensors_as_new() -> None:
         for name, function in before.items():
             setattr(functional, name, function)
         patch_collectives.cache_clear()
+
+
+@pytest.mark.slow
+def test_ranks_of_megatron_lm_run_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Megatron-Core makes some tensors on the GPU by name; here they are made on the CPU."""
+    torch = pytest.importorskip("torch")
+    rng = pytest.importorskip("megatron.core.tensor_parallel.random")
+    from torch.overrides import TorchFunctionMode
+
+    from atoll.measurement.rank import run_job
+
+    class OnCpu(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            words = dict(kwargs or {})
+            if str(words.get("device")) == "cuda":
+                words["device"] = "cpu"
+            out = func(*args, **words)
+            is_name = func is torch.Tensor.type and isinstance(out, str)
+            return out.replace("torch.", "torch.cuda.", 1) if is_name else out
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self, *_, **__: self)
+    monkeypatch.setattr(rng.CudaRNGStatesTracker, "fork", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(rng, "_get_cuda_rng_state", lambda *_, **__: torch.zeros(1))
+    monkeypatch.setattr(rng, "_set_cuda_rng_state", lambda *_, **__: None)
+    jobs = [
+        job("divided", "megatron-lm", fsdp=8, microbatches=2, recompute="full"),
+        job("stage", "megatron-lm", fsdp=2, tp=2, pp=2, stage=1, rank=4, microbatches=4),
+    ]
+    with OnCpu():
+        records = [run_job(each, "cpu") for each in jobs]
+    assert [record.get("error") for record in records] == [None, None]
+    assert records[0]["loss"] == pytest.approx(6.2, abs=0.6)  # log of 512 words

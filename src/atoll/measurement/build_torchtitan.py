@@ -11,6 +11,7 @@ from atoll.measurement.rank_step import (
     DTYPES,
     RankStep,
     accumulated,
+    adamw_update,
     empty_model,
     pipelined,
     randomize,
@@ -71,7 +72,8 @@ def build(job: RankJob, device: str) -> RankStep:
     piped = job.pp > 1
     passes = pipelined(model, job, stage, inputs) if piped else accumulated(model, job, loss)
     clip = partial(titan_utils.clip_grad_norm_, foreach=True) if job.clip else None
-    return RankStep(model, passes, clip, titan_utils.get_train_context(job.tp > 1))
+    context = titan_utils.get_train_context(job.tp > 1)
+    return RankStep(model, passes, adamw_update(model, clip), context)
 
 
 def _settings(job: RankJob) -> Any:

@@ -10,7 +10,14 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from atoll.measurement.rank_step import DTYPES, RankStep, accumulated, empty_model, randomize
+from atoll.measurement.rank_step import (
+    DTYPES,
+    RankStep,
+    accumulated,
+    adamw_update,
+    empty_model,
+    randomize,
+)
 from atoll.measurement.runner import RankJob
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
@@ -56,7 +63,7 @@ def build(job: RankJob, device: str) -> RankStep:
             return called(input_ids=ids, labels=ids, use_cache=False).loss
 
     clip = torch.nn.utils.clip_grad_norm_ if job.clip else None
-    return RankStep(model, accumulated(called, job, loss), clip)
+    return RankStep(model, accumulated(called, job, loss), adamw_update(model, clip))
 
 
 def _model(job: RankJob) -> Any:

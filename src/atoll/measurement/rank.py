@@ -27,12 +27,12 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 import torch.distributed as dist
 
-from atoll.measurement.collectives import patch_collectives
+from atoll.measurement.collectives import patch_collectives, run_in_line
 from atoll.measurement.profiler import CLOCK_SM, nvml, profiled_kernels, synchronize, timed_steps
 from atoll.measurement.rank_step import RankStep, local_part
 from atoll.measurement.runner import RankJob, Record, read_jobs, run_jobs
 
-PACKAGES = ("torch", "transformers", "torchtitan", "peft", "triton")
+PACKAGES = ("torch", "transformers", "torchtitan", "megatron-core", "peft", "triton")
 
 
 def run_job(job: RankJob, device: str) -> Record:
@@ -58,25 +58,30 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
     began = time.perf_counter()
     _join_fake_world(job, device)
     torch.manual_seed(0)
-    builder = importlib.import_module(f"atoll.measurement.build_{job.tool}")
+    builder = importlib.import_module(f"atoll.measurement.build_{job.tool.replace('-', '_')}")
     run: RankStep = builder.build(job, device)
     parameters = list(run.model.parameters())
     record["params"] = sum(local_part(p).numel() for p in parameters)
     record["params_full"] = sum(p.numel() for p in parameters)
-    record["trainable"] = sum(local_part(p).numel() for p in run.trained)
+    record["trainable"] = sum(local_part(p).numel() for p in parameters if p.requires_grad)
     run.step()
     synchronize(device)
     record["setup_s"] = round(time.perf_counter() - began, 3)
     if device == "cuda":
         record["static_bytes"] = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
+        run.step()
+        synchronize(device)
+        record |= _memory()
+        if not job.memory_bytes:  # every stream has a pool of its own
+            run_in_line(run.model)
+            record["in_line"] = True
     record |= _timed(run, job.steps, device)
     if run.last_loss is not None:
         loss = run.last_loss
         loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
         record["loss"] = round(float(loss), 4)
     if device == "cuda":
-        record |= _memory()
         record["kernels"] = {
             phase: sorted(([round(ms, 4), n, name[:300]] for name, (ms, n) in kernels.items()),
                           reverse=True)

@@ -15,20 +15,18 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class RankStep:
-    """A parallel model with its optimizer. `passes` runs all microbatches forward and backward and
-    returns the last loss, if there is one.
+    """A parallel model and its training step: `passes` runs all microbatches forward and backward
+    and returns the last loss, if there is one; `update` clips gradients and updates weights.
     """
 
     def __init__(
         self,
         model: Any,
         passes: Callable[[Mark], Any],
-        clip: Callable[[list[Any], float], Any] | None,
+        update: Callable[[Mark], None],
         context: Callable[[], Any] = contextlib.nullcontext,
     ) -> None:
-        self.model, self.passes, self.clip, self.context = model, passes, clip, context
-        self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = adamw(self.trained)
+        self.model, self.passes, self.update, self.context = model, passes, update, context
         self.last_loss: Any = None
 
     def step(self, mark: Mark = str) -> None:
@@ -36,12 +34,28 @@ class RankStep:
         with self.context():
             self.last_loss = self.passes(mark)
         mark("clip")
-        if self.clip is not None:
-            self.clip(self.trained, 1.0)
-        mark("optimizer")
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.update(mark)
         mark("end")
+
+
+def adamw_update(
+    model: Any, clip: Callable[[list[Any], float], Any] | None
+) -> Callable[[Mark], None]:
+    """Return the update of a model by fused AdamW, with one group per device mesh and dtype."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups: dict[Any, list[Any]] = {}
+    for p in trained:
+        groups.setdefault((str(getattr(p, "device_mesh", "")), p.dtype), []).append(p)
+    optimizer = torch.optim.AdamW([{"params": g} for g in groups.values()], lr=1e-6, fused=True)
+
+    def update(mark: Mark) -> None:
+        if clip is not None:
+            clip(trained, 1.0)
+        mark("optimizer")
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return update
 
 
 def local_part(tensor: Any) -> Any:
@@ -66,14 +80,6 @@ def empty_model(job: RankJob) -> Iterator[torch.dtype]:
             yield DTYPES[job.weights]
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def adamw(parameters: list[Any]) -> Any:
-    """Return a fused AdamW with one group per device mesh and dtype."""
-    groups: dict[Any, list[Any]] = {}
-    for p in parameters:
-        groups.setdefault((str(getattr(p, "device_mesh", "")), p.dtype), []).append(p)
-    return torch.optim.AdamW([{"params": g} for g in groups.values()], lr=1e-6, fused=True)
 
 
 def accumulated(model: Any, job: RankJob, loss: Callable[[], Any]) -> Callable[[Mark], Any]:

@@ -26,7 +26,7 @@ COPIED = (
     "clock_MHz", "loss", "params", "params_full", "trainable", "setup_s", "gpu", "error",
 )  # fmt: skip
 """Fields of a record that become cells as they are."""
-SOFTWARE = ("torch", "transformers", "torchtitan", "driver")
+SOFTWARE = ("torch", "transformers", "torchtitan", "megatron-core", "driver")
 COLUMNS = (
     "id", "half", "tool", "mode", "model", "family", "config", "layers", "hidden", "heads",
     "kv_heads", "head_dim", "ffn", "vocab", "experts", "top_k", "world", "rank", "tp", "fsdp",
@@ -51,7 +51,10 @@ def rank_row(job: RankJob, record: Record) -> dict[str, Any]:
         cells["step_ms"] = round(middle_ms, 3)
         cells["spread"] = round((max(times_ms) - min(times_ms)) / middle_ms, 3)
     cells |= {f"{phase}_ms": ms for phase, ms in record.get("phases_ms", {}).items()}
-    return cells | _kernel_cells(record.get("kernels", {}))
+    cells |= _kernel_cells(record.get("kernels", {}))
+    if times_ms and record.get("in_line"):
+        cells["step_ms"] = round(cells["step_ms"] - cells.get("stand_in_ms", 0.0), 3)
+    return cells
 
 
 def _model_cells(job: RankJob) -> dict[str, Any]:
@@ -82,7 +85,7 @@ def _layout_cells(job: RankJob) -> dict[str, Any]:
         "reshard_after_forward": "default" if job.reshard else "never",
         "compiled": int(job.compiled),
         "clip": int(job.clip),
-        "optimizer": "fused",
+        "optimizer": "" if job.tool == "megatron-lm" else "fused",
         "lora_targets": "+".join(job.lora_targets),
         "adapter_dtype": "bf16" if job.lora_rank else "",
         "attn": "sdpa",

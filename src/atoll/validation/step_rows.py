@@ -78,6 +78,7 @@ CHUNK_TOKENS = 2048
 RANK_RECOMPUTE = {"every-second-block": FULL_BLOCKS, "selective": FULL_BLOCKS}
 """Recomputation of ranks in Atoll's words; torchtitan's selective mode is of every second block."""
 WIDE = ("fp32", "tf32")
+MEGATRON = "megatron-lm"
 EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
 """Flags of Hugging Face's experts."""
 ASSUMED = {
@@ -134,6 +135,8 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
 def _stack(row: RunRow) -> str:
     """Return the name of a step's software."""
     compiled = row.integer("compiled", 0)
+    if row.text("tool") == MEGATRON:
+        return "megatron"
     if row.is_rank and not _is_hf_rank(row):
         return "torchtitan-compiled" if compiled else "torchtitan"
     if compiled:
@@ -143,7 +146,7 @@ def _stack(row: RunRow) -> str:
 
 def _is_hf_rank(row: RunRow) -> bool:
     """Return whether a row is a rank of Hugging Face's models."""
-    return row.is_rank and row.text("tool") != "torchtitan"
+    return row.is_rank and row.text("tool") not in ("torchtitan", MEGATRON)
 
 
 def _step_layout(row: RunRow) -> Layout:
@@ -154,13 +157,15 @@ def _step_layout(row: RunRow) -> Layout:
 
 
 def _rank_layout(row: RunRow) -> Layout:
-    """Return the layout of a measured rank. torchtitan keeps gathered weights in a pipeline and
-    divides sequences over tensor ranks.
+    """Return the layout of a measured rank. torchtitan keeps gathered weights in a pipeline;
+    Megatron-LM divides optimizer states alone, and both divide sequences over tensor ranks.
     """
     tp, pp, layers = row.integer("tp", 1), row.integer("pp", 1), row.integer("layers")
     dp, replicas = row.integer("devices") // (tp * pp), row.integer("replicate", 1)
     keeps_weights = row.text("reshard_after_forward") == "never" or pp > 1
     sharded_zero = (1 if pp > 1 else 2) if keeps_weights else 3
+    if row.text("tool") == MEGATRON:
+        sharded_zero = 1
     recompute = RANK_RECOMPUTE.get(row.text("recompute"), row.text("recompute", "none"))
     if recompute == FULL_BLOCKS:
         recompute = f"{FULL_BLOCKS}{max(1, layers // pp // 2)}"
@@ -169,7 +174,7 @@ def _rank_layout(row: RunRow) -> Layout:
         tp=tp,
         pp=pp,
         microbatch=row.integer("micro_batch", 1),
-        sp=tp > 1 and row.text("tool") == "torchtitan",
+        sp=tp > 1 and not _is_hf_rank(row),
         zero=sharded_zero if dp > replicas else 0,
         hsdp=replicas if dp > replicas else 1,
         recompute=recompute,
@@ -227,6 +232,8 @@ def _states(row: RunRow) -> str:
     """Return the name of a step's optimizer states."""
     if row.text("optimizer") == "adamw8bit":
         return "8bit"
+    if row.text("tool") == MEGATRON:
+        return "mixed"
     fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
     return "fp32" if fp32 else "bf16"
 
