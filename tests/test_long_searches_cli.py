@@ -145,6 +145,20 @@ def test_a_signal_before_the_first_design_is_a_sentence_and_its_own_exit_code(
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
+def test_a_signal_that_is_sent_to_process_and_group_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `timeout` does; one that comes later ends the process."""
+    stop = Stop()
+    with stop.on_interrupt():
+        for _ in range(3):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+        monkeypatch.setattr("atoll.base.stopping.REPEATED_S", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_nohup_is_kept() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +67,26 @@ from atoll.files.csvfile import write_csv
 for _ in range(30):
     write_csv(sys.argv[1], ["number"], [[sys.argv[2]]] * 500)
 """
+
+
+def test_a_pipe_is_written_where_a_process_reads_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(AtollError, match="no process reads this pipe"):
+        write_csv(pipe, ["a"], [[1]])
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        for attempt in range(200):  # until it has opened the pipe
+            try:
+                write_csv(pipe, ["a"], [[1]])
+                break
+            except AtollError:
+                assert attempt < 199
+                time.sleep(0.1)
+        assert reader.stdout.read().split() == ["a", "1"]
+    command = "from atoll.files.csvfile import write_csv; write_csv('/dev/stdout', ['a'], [[1]])"
+    ended = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert ended.stdout.split() == ["a", "1"], ended.stderr
 
 
 def test_processes_that_write_one_file_share_no_part(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.hardware.template.cores import CostModel
-    from atoll.placement.placer import Placer
+    from atoll.placement.chain import Placer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Profile:
     """Name of the default network in the catalogue."""
     optimizer: str
     """Name of the optimizer states (`step.states`)."""
-    placer: Placer
-    """Rule of placement: stages, memory, recomputation."""
+    placer: Placer | None
+    """Placement with data, tensor and pipeline parallelism alone; None: the planner's layouts."""
     template: str
     """Chip template of questions that name neither a template nor a space."""
     widens_space: bool

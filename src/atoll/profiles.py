@@ -8,7 +8,6 @@ from dataclasses import replace
 from atoll.base.registry import Registry
 from atoll.cost.model import COST_MODELS
 from atoll.phaze.profile import PHAZE
-from atoll.placement.placer import ExactPlacer
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
 
@@ -27,7 +26,7 @@ DEFAULT = Profile(
     glb_bandwidth_Bpc=None,
     network="dgx-a100",
     optimizer="mixed",
-    placer=ExactPlacer(),
+    placer=None,
     template="physical-7nm",
     widens_space=True,
     stalls=True,

@@ -61,7 +61,7 @@ REL = 1e-9
 
 def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
     for name, states in STATES.items():
-        per_parameter = DEFAULT.placer.state_bytes(load_states(name))
+        per_parameter = load_states(name).bytes_per_parameter
         assert per_parameter == states.weight + states.gradient + states.optimizer
         run = make_run("gpt2-xl", "h100", 8, batch=8, optimizer=name)
         memory = Estimator(run).estimate(Layout(dp=8, zero=0)).worst
@@ -143,13 +143,13 @@ def test_a_pipeline_takes_the_same_step_everywhere(order, stages, microbatches):
     by_events = replay(order, [[stage]] * stages, microbatches).time_s
     assert by_formula == pytest.approx(by_events, rel=REL)
     searched = replay_placement(placement_of(order, stages, microbatches))
-    assert searched.step_time_s == pytest.approx(by_events, rel=REL)
+    assert searched.time_s == pytest.approx(by_events, rel=REL)
 
 
 def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
     send_s, microbatches = 4.0, 8
     placement = placement_of("1f1b", 3, microbatches, send_s)
-    searched_s = replay_placement(placement).step_time_s
+    searched_s = replay_placement(placement).time_s
     times = ((PassTime(1.0, 1.0, 1.0),),) * 3
     record = StepPasses(
         schedule="1f1b", passes=times, microbatches=microbatches, after=(),

@@ -57,9 +57,9 @@ def searched(
     pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
     problem, times = priced.placement_problem(0, variant, 1e15), priced.times(0, variant, pass_s)
-    division = DEFAULT.placer.even(problem, times, layout.pp)
-    assert division is not None
-    return DEFAULT.placer.describe(problem, times, division)
+    division = problem.fastest(times, even_stages=layout.pp)
+    assert division is not None and problem.layouts is not None
+    return problem.layouts.describe(problem, times, division)
 
 
 def planned(model: str, layout: Layout, network: str, states: str, precision: str) -> Estimate:

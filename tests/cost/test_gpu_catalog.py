@@ -161,6 +161,30 @@ def test_a_users_own_device_takes_the_shipped_calibration_unless_it_names_one(
         load_gpu(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "range_words"),
+    [
+        ("bf16", "1.5e8 TFLOP/s", "1 GFLOP/s and 1 EFLOP/s"),
+        ("hbm_capacity", "96000000 GB", "1 MiB and 128 TiB"),
+        ("hbm_bandwidth", "4 EB/s", "1 MB/s and 1 PB/s"),
+        ("clock", "1.83e12 GHz", "1 MHz and 100 GHz"),
+        ("clock", "1.83 kHz", "1 MHz and 100 GHz"),
+        ("l2", "40000000 MiB", "1 KiB and 1 TiB"),
+        ("power", "4e8 W", "100 mW and 100 kW"),
+        ("sms", "-3", "more than 0"),
+        ("dies", "-3", "more than 0"),
+        ("process_nm", "0.001", "at least 0.5"),
+    ],
+)
+def test_figures_that_no_device_has_are_refused_with_the_range(
+    name: str, value: str, range_words: str, tmp_path: Path
+) -> None:
+    lines = [line for line in OWN.splitlines() if not line.startswith(f"{name}:")]
+    (tmp_path / "mine.yaml").write_text("\n".join([*lines, f"{name}: {value}"]), encoding="utf-8")
+    with pytest.raises(AtollError, match=f"{name}: expected .*{range_words}"):
+        load_gpu(tmp_path / "mine.yaml")
+
+
 def test_a_device_without_a_16_bit_peak_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(OWN.replace("bf16: 100 TFLOP/s\n", ""))

@@ -171,8 +171,8 @@ def test_explain_prints_a_comparison_in_few_lines(folder: Path) -> None:
 def test_the_report_has_the_comparison_with_the_devices_of_the_search(folder: Path) -> None:
     source = open_folder(folder)
     view = make_view(source.answer, folder, source.status)
-    assert view.comparison is not None and set(view.comparison) == {"a100-80"}
-    assert view.comparison["a100-80"].waterfall
+    assert set(view["comparison"]) == {"a100-80"}
+    assert view["comparison"]["a100-80"].waterfall
 
 
 def test_unknown_devices_are_refused(folder: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.explore.pricing.layouts import undominated
+from atoll.phaze.placer import undominated
 
 SECONDS = st.floats(0.0, 1.0)
 ROWS = st.lists(st.tuples(st.integers(0, 64), SECONDS), min_size=2, max_size=8).map(sorted)

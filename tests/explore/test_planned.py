@@ -22,7 +22,7 @@ from atoll.explore.pricing.planned.layout_prices import PlannedLayouts
 from atoll.explore.pricing.workloads import Spreads, make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
-from atoll.placement.replay import replay_placement
+from atoll.placement.replay import replay_difference
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
 from atoll.step.layout import ZERO_STAGES
@@ -66,15 +66,16 @@ def node(
     pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[one.makespan_s, two.makespan_s] for one, two in pairs])
     problem = priced.placement_problem(0, variant, 1e15)
-    assert isinstance(problem.planned, PlannedLayouts)
-    return Node(problem.planned, problem, priced.times(0, variant, pass_s))
+    assert isinstance(problem.layouts, PlannedLayouts)
+    return Node(problem.layouts, problem, priced.times(0, variant, pass_s))
 
 
 def steps(one: Node, times: VariantTimes, memory_bytes: float = 1e15) -> np.ndarray:
     """Seconds of every layout with the best recomputation of its stages that fits."""
     problem = replace(one.problem, memory_bytes=memory_bytes)
     tables = one.others.timed(problem, times, one.others.chosen(times))
-    return best_choices(Sums(tables, tables.rows), np.inf)[0]
+    slower = times.most and one.others.timed(problem, times.most, one.others.chosen(times))
+    return best_choices(Sums(tables, tables.rows, slower), np.inf)[0]
 
 
 def small_model(folder: Path, name: str, **changes: object) -> str:
@@ -235,9 +236,16 @@ def test_what_bounds_the_times_bounds_the_steps(recomputing: Node, longer, share
     # Data gradients and weight gradients apart take no less than the backward pass at once.
     joint_s = np.minimum(upper.pass_s[:, 1], upper.halves_s.sum(axis=1))
     upper = upper._replace(pass_s=np.column_stack([upper.pass_s[:, 0], joint_s]))
+    between = lower._replace(
+        pass_s=lower.pass_s + share * (upper.pass_s - lower.pass_s),
+        halves_s=lower.halves_s + share * (upper.halves_s - lower.halves_s),
+    )
     for memory_bytes in (2e9, 1e15):
-        least_s, step_s = steps(one, lower, memory_bytes), steps(one, upper, memory_bytes)
-        assert (least_s <= step_s * (1 + REL)).all()
+        least_s = steps(one, lower._replace(most=upper), memory_bytes)
+        for times in (lower, upper, between):
+            assert (least_s <= steps(one, times, memory_bytes) * (1 + REL)).all()
+        same_s = steps(one, upper._replace(most=upper), memory_bytes)
+        assert same_s == pytest.approx(steps(one, upper, memory_bytes), rel=REL)
 
 
 def test_floors_lie_below_the_steps(recomputing: Node) -> None:
@@ -246,6 +254,7 @@ def test_floors_lie_below_the_steps(recomputing: Node) -> None:
     pass_s = np.concatenate([one.times.pass_s, one.times.halves_s])
     others = one.others
     floors_s(others._steps(one.problem), pass_s, others.facts.repeats, others.is_block, floor_s)
+    assert (floor_s <= steps(one, one.times._replace(most=one.times)) * (1 + REL)).all()
     assert (floor_s <= steps(one, one.times) * (1 + REL)).all()
 
 
@@ -254,7 +263,7 @@ def test_the_step_of_a_layout_is_its_replay(recomputing: Node) -> None:
     found = one.others.fastest(one.problem, one.times, np.inf)
     assert found is not None
     placement = one.others.describe(one.problem, one.times, found)
-    assert abs(replay_placement(placement).difference) < 1e-3
+    assert abs(replay_difference(placement)) < 1e-3
 
 
 def test_a_search_takes_what_any_of_its_axes_gives() -> None:

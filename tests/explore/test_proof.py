@@ -123,7 +123,7 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for node, (chip, v) in enumerate(zip(node_chip, node_variant, strict=True)):
         variant, most_s = job.variants.variants[v], upper[node]
         plans = (
-            priced.place(int(chip), variant, lower[node]),
+            priced.place(int(chip), variant, lower[node], most_s=most_s),
             priced.place(int(chip), variant, most_s),
         )
         for steps, plan in zip(placed, plans, strict=True):

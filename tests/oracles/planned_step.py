@@ -13,7 +13,7 @@ def least_step_s(problem: PlacementProblem, times: VariantTimes) -> float:
     """Return the least step of all planned layouts. A stage's memory depends on its own choice
     alone, and no step is shorter where a stage recomputes more: each takes the fastest that fits.
     """
-    planned = problem.planned
+    planned = problem.layouts
     if not isinstance(planned, PlannedLayouts) or not np.isfinite(times.pass_s).all():
         return np.inf
     count = planned.chosen(times).choice.shape[1]

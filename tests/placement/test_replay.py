@@ -242,7 +242,7 @@ def test_a_replay_has_the_placements_stages_and_tail() -> None:
         busy_s = again.pipeline.time_s - again.pipeline.idle_s(number)
         load_s = stage.compute_s + stage.recompute_s + stage.transfer_s
         assert busy_s == pytest.approx(placed.microbatches * load_s)
-    assert again.step_time_s == pytest.approx(again.pipeline.time_s + 0.625)
+    assert again.time_s == pytest.approx(again.pipeline.time_s + 0.625)
 
 
 def test_a_placement_without_forward_times_is_not_replayed() -> None:

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from atoll.schedule.bound_kernels import Instance, prepare
 from atoll.schedule.bounds import AllotmentBound, allotment_bound, solve_subsets
 from atoll.schedule.problem import RESOURCES, ScheduleProblem
-from atoll.schedule.quick import quick_of
 from atoll.schedule.series import ordered
-from atoll.schedule.solve import solve
+from atoll.schedule.solve import quick_of, solve
 from oracles.synthetic import backward_pass
 
 NODES = 1_000_000

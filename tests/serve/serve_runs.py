@@ -15,7 +15,6 @@ from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.report import folder as plan_file
 from atoll.serve.app import App, Response
 from atoll.serve.guard import Guard
-from atoll.serve.query import compile_all
 from atoll.serve.runs import SearchRun, open_runs
 from atoll.serve.server import Explorer
 from atoll.store import DesignRow, RunReader, RunStore
@@ -146,8 +145,7 @@ def ask_json(app: App, target: str, status: int = 200) -> Any:
 
 @contextmanager
 def serving(*folders: Path, **options: Any) -> Iterator[Explorer]:
-    """A server on a free port of this machine, with everything compiled."""
-    compile_all()
+    """A server on a free port of this machine, ."""
     explorer = Explorer(folders, **({"port": 0} | options))
     thread = Thread(target=explorer.serve_forever, daemon=True)
     thread.start()

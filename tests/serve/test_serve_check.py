@@ -67,6 +67,7 @@ def test_a_pasted_file_is_judged_as_the_command_does_and_leaves_nothing(
     [
         (b"{", "expected the question as JSON"),
         (b"[" * 100_000, "expected the question as JSON"),
+        (rb'{"text": "\ud800"}', "expected the question as JSON"),
         ([], "expected an object with name"),
         (ASKED | {"log": "/etc/passwd"}, "expected an object with name"),
         (ASKED | {"name": "../run.sh"}, "name: expected the name of a file"),

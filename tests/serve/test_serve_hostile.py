@@ -107,6 +107,10 @@ def test_whatever_is_sent_is_refused_without_a_word_of_our_insides(
         (f"GET /api/runs/run/design/{'9' * 20} HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
         (f"POST /api/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
          f"Content-Length: {'9' * 5_000}\r\n\r\n", 400),
+        ("GET /api/runs HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n", 400),
+        ("GET /api/runs HTTP/1.1\r\nHost: localhost\r\n: x\r\n\r\n", 400),
+        (f"GET / HTTP/{'1' * 5_000}.1\r\nHost: localhost\r\n\r\n", 400),
+        ("BREW / HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
     ],
 )  # fmt: skip
 def test_malformed_requests_get_a_status_and_a_sentence(

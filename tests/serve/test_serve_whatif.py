@@ -150,9 +150,9 @@ def test_a_plan_is_estimated_as_it_was_planned(plan_run: Path) -> None:
     for number, other in enumerate(content.runners_up, 1):
         found = whatif.estimate(number, Change())
         assert found.step_time_s == pytest.approx(other.step_time_s, rel=1e-12)
-    assert whatif.options(0).note == ""
+    assert whatif.options(0)["note"] == ""
     changed = PlanWhatIf(replace(content, question={**content.question, "optimizer": "bf16"}))
-    assert "something it depends on has changed" in changed.options(0).note
+    assert "something it depends on has changed" in changed.options(0)["note"]
     without = PlanWhatIf(replace(content, question={}))
     with pytest.raises(AtollError, match="keeps no question: plan it again"):
         without.options(0)

@@ -133,23 +133,23 @@ def test_the_command_prints_keeps_and_draws_a_sweep(tmp_path: Path) -> None:
 
 def test_quantities_are_drawn_against_their_unit_and_names_as_categories() -> None:
     asked = EstimateQuestion.of(**ASKED, devices=8)
-    chart, *others = table_view(atoll.sweep(asked, power_cap=["700 W", "350 W"])).charts
-    assert chart.axis == "power_cap (W)" and chart.figure == "tokens/s per device"
-    assert [point.x for point in chart.lines[""]] == [350.0, 700.0]
-    assert {"step s", "memory GiB"} <= {other.figure for other in others}
-    networks = table_view(atoll.sweep(asked, network=["dgx-h100", "dgx-a100"])).charts[0]
-    assert networks.categories == ("dgx-h100", "dgx-a100")
-    assert [point.x for point in networks.lines[""]] == [0, 1]
+    chart, *others = table_view(atoll.sweep(asked, power_cap=["700 W", "350 W"]))["charts"]
+    assert chart["axis"] == "power_cap (W)" and chart["figure"] == "tokens/s per device"
+    assert [point["x"] for point in chart["lines"][""]] == [350.0, 700.0]
+    assert {"step s", "memory GiB"} <= {other["figure"] for other in others}
+    networks = table_view(atoll.sweep(asked, network=["dgx-h100", "dgx-a100"]))["charts"][0]
+    assert networks["categories"] == ("dgx-h100", "dgx-a100")
+    assert [point["x"] for point in networks["lines"][""]] == [0, 1]
 
 
 def test_charts_have_the_interval_of_the_step_time() -> None:
     swept = atoll.sweep(EstimateQuestion.of(**ASKED, devices=8), devices=[8, 16])
-    rate, step = table_view(swept).charts[:2]
+    rate, step = table_view(swept)["charts"][:2]
     for row, at in zip(swept.rows, (0, 1), strict=True):
-        figures, point, fast = row.figures, step.lines[""][at], rate.lines[""][at]
-        assert [point.low, point.high] == pytest.approx([figures["low s"], figures["high s"]])
-        assert fast.low * point.high == pytest.approx(fast.y * point.y)
-        assert fast.low < fast.y < fast.high
+        figures, point, fast = row.figures, step["lines"][""][at], rate["lines"][""][at]
+        assert [point["low"], point["high"]] == pytest.approx([figures["low s"], figures["high s"]])
+        assert fast["low"] * point["high"] == pytest.approx(fast["y"] * point["y"])
+        assert fast["low"] < fast["y"] < fast["high"]
 
 
 def test_every_estimated_layout_is_written(tmp_path: Path) -> None:

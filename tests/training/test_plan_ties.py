@@ -18,7 +18,7 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
-from atoll.training.planner.ties import MOST_TRIED, at_risk_s, complexity
+from atoll.training.planner.ties import MOST_TRIED, at_risk_s, complexity, slowdown_for_room
 from atoll.training.run import Run
 from atoll.training.uncertainty import error_fits, least_time_spread
 
@@ -63,6 +63,21 @@ def test_the_simplest_of_all_that_take_as_long_is_named(ties: float, share: floa
     assert found.best.tight == wanted.tight
     assert complexity(found.best.layout) == complexity(wanted.layout)
     assert found.best.step.time_s == pytest.approx(wanted.step.time_s)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.4])
+def test_a_layout_with_room_may_be_slower_by_the_chance_that_the_fastest_fails(
+    share: float,
+) -> None:
+    run, layouts = fitting(share)
+    fastest = min(layouts, key=lambda e: e.step.time_s)
+    roomy = [e.step.time_s for e in layouts if not e.tight]
+    limit_s = fastest.step.time_s * (1 + max(slowdown_for_room(fastest), 0.05))
+    best = plan(run, AXES, ties=1e-9).best
+    if fastest.tight and roomy and min(roomy) <= limit_s:
+        assert not best.tight and best.step.time_s == pytest.approx(min(roomy))
+    else:
+        assert best.step.time_s == pytest.approx(fastest.step.time_s)
 
 
 @pytest.mark.slow

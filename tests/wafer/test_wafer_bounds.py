@@ -48,13 +48,8 @@ BATCH = 8
 MICROBATCHES = (1, 2, 8)
 
 
-def planners(wafer, options=None, model=None, most_codes=MANY_CODES):
-    options = options or WaferOptions()
-    asked = wafer, model or small_model(), BATCH, 24
-    return tuple(
-        Planner(*asked, replace(options, streaming=streaming), most_codes)
-        for streaming in (True, False)
-    )
+def planner_of(wafer, options=None, most_codes=MANY_CODES):
+    return Planner(wafer, small_model(), BATCH, 24, options or WaferOptions(), most_codes)
 
 
 def drawn(random: np.random.Generator, wafer, model=None) -> WaferMapping | None:
@@ -123,7 +118,7 @@ def steps_of(wafer, seed: int, count: int) -> list[float]:
 def test_no_mapping_is_faster_than_the_bound(wafer):
     steps = steps_of(wafer, seed=5, count=60)
     assert len(steps) > 20
-    bound = StepBound(planners(wafer), MICROBATCHES).lowest(min(steps))
+    bound = StepBound(planner_of(wafer), MICROBATCHES).lowest(min(steps))
     assert 0.0 < bound.bound_s <= min(steps) * (1 + 1e-9)
 
 
@@ -138,7 +133,7 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
         return replace(size, layer_s=1.5 * size.layer_s, curves=1.5 * size.curves)
 
     monkeypatch.setattr(LayerBounds, "_bound", broken)
-    lowest = StepBound(planners(wafer), MICROBATCHES).lowest(2.0 * best)
+    lowest = StepBound(planner_of(wafer), MICROBATCHES).lowest(2.0 * best)
     assert lowest.bound_s > best
 
 
@@ -156,7 +151,7 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
 def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, stalls, seed):
     """Every drawn mapping of a block lies above every point of the curve of its size."""
     wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB, stalls=stalls)
-    bounds = LayerBounds(planners(wafer, most_codes=1 if most == ALL_CODES else MANY_CODES))
+    bounds = LayerBounds(planner_of(wafer, most_codes=1 if most == ALL_CODES else MANY_CODES))
     dies = shape[0] * shape[1]
     while bounds.sharpen(microbatch, dies, most, np.inf, fits=False):
         pass
@@ -188,8 +183,8 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
     wafer, microbatch, shape = small_wafer(2, 3, link_Bps=2e9), 2, (3, 2)
     few = WaferPieces(wafer, small_model(), BATCH, 24, WaferOptions(), 1, never)
     every = Planner(wafer, small_model(), BATCH, 24, WaferOptions(), MANY_CODES)
-    bounds = LayerBounds((few.fine,))
-    assert every.complete(*shape, microbatch) and not few.fine.complete(*shape, microbatch)
+    bounds = LayerBounds(few.planner)
+    assert every.complete(*shape, microbatch) and not few.planner.complete(*shape, microbatch)
     least_s = min(exact._decoupled.bound_s for _, exact in every.exacts(*shape, microbatch))
     counted_s = bounds._split_bounds(microbatch, 6).decoupled.least_costs(FREE)
     assert counted_s.min() < least_s < counted_s.max()  # some layouts are left out, not all
@@ -204,7 +199,7 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
 @pytest.mark.parametrize("offload", [False, True])
 def test_solvers_that_cannot_be_the_cheapest_are_not_asked(offload):
     wafer = small_wafer(2, 4, link_Bps=2e9)
-    (planner,) = planners(wafer)[:1]
+    planner = planner_of(wafer)
     solvers = [e for shape in ((4, 1), (2, 2), (1, 4)) for _, e in planner.exacts(*shape, 2)]
     prices = np.geomspace(1e-3, 1e3, 6) * solvers[0].bound_s / wafer.memory_bytes
     cheapest = _LeastPricedSeconds(solvers, prices, 4, offload=offload)
@@ -308,7 +303,7 @@ def test_more_memory_or_bandwidth_never_raises_the_bound():
     start = min(steps_of(small_wafer(2, 3), seed=0, count=0))
 
     def bound(changed):
-        return StepBound(planners(changed), MICROBATCHES).lowest(3.0 * start).bound_s
+        return StepBound(planner_of(changed), MICROBATCHES).lowest(3.0 * start).bound_s
 
     more = [small_wafer(2, 3, memory_bytes=m * KIB) for m in (500, 700, 1000, 4000)]
     by_memory = [bound(w) for w in more]
@@ -324,8 +319,8 @@ def test_the_zero_bubble_schedule_is_covered():
     wafer = small_wafer(2, 4)
     without = WaferOptions(zero_bubble=False)
     best = min(steps_of(wafer, seed=0, count=0))
-    with_it = StepBound(planners(wafer), MICROBATCHES).lowest(best).bound_s
-    assert with_it <= StepBound(planners(wafer, without), MICROBATCHES).lowest(best).bound_s
+    with_it = StepBound(planner_of(wafer), MICROBATCHES).lowest(best).bound_s
+    assert with_it <= StepBound(planner_of(wafer, without), MICROBATCHES).lowest(best).bound_s
 
 
 @given(dies=st.integers(1, 60), b=st.sampled_from([1, 2, 3, 8]))

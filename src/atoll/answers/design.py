@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from atoll.answers.answer import Amount, Answer, Count, Number, Positive, derived_key
+from atoll.answers.answer import Amount, Answer, Count, Number, Positive, build_from, derived_key
 from atoll.answers.certificate import Proof
 from atoll.answers.layout import PlannedLayout
 from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
@@ -41,14 +41,10 @@ class ChipFigures:
     @classmethod
     def of(cls, chip: Accelerator, /, **more: Any) -> Self:
         """Convert a chip, with further fields."""
-        return cls(
-            tensor_cores=chip.tensor_cores,
-            vector_cores=chip.vector_cores,
-            width=chip.width,
-            depth=chip.depth,
-            vector_width=chip.vector_width,
+        return build_from(
+            cls,
+            chip,
             glb_MiB=chip.glb_bytes / MIB,
-            glb_bandwidth_Bpc=chip.glb_bandwidth_Bpc,
             clock_GHz=chip.clock_Hz / 1e9,
             hbm_GiB=chip.hbm.capacity_bytes / GIB,
             hbm_bandwidth_GBps=chip.hbm.bandwidth_Bps / 1e9,
@@ -62,14 +58,10 @@ class ChipFigures:
         """Return the chip as an Accelerator."""
         template = None if self.template is None else TEMPLATES[self.template]
         template_values = self.own or {}
-        return Accelerator(
-            tensor_cores=self.tensor_cores,
-            vector_cores=self.vector_cores,
-            width=self.width,
-            depth=self.depth,
-            vector_width=self.vector_width,
+        return build_from(
+            Accelerator,
+            self,
             glb_bytes=round(self.glb_MiB * MIB),
-            glb_bandwidth_Bpc=self.glb_bandwidth_Bpc,
             clock_Hz=self.clock_GHz * 1e9,
             hbm=Hbm(round(self.hbm_GiB * GIB), self.hbm_bandwidth_GBps * 1e9),
             template=template,

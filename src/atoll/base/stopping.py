@@ -16,6 +16,9 @@ from types import FrameType
 from typing import Any, TypeVar
 
 _WAKE_S = 0.05
+REPEATED_S = 1.0
+"""Signals within this time of the first are the same request: `timeout` and shells send a signal
+to the process and then to its group."""
 
 Result = TypeVar("Result")
 StopCheck = Callable[[], bool]
@@ -85,12 +88,15 @@ class Stop:
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """Stop on the first Ctrl-C, SIGTERM or SIGHUP; a second one ends the process."""
+        """Stop on the first Ctrl-C, SIGTERM or SIGHUP; a later one ends the process."""
+        first_s = inf
 
         def ask(number: int, frame: FrameType | None) -> None:
-            if self.interrupted:
+            nonlocal first_s
+            if time.monotonic() - first_s > REPEATED_S:
                 raise KeyboardInterrupt
-            self.signal = number
+            if not self.interrupted:
+                self.signal, first_s = number, time.monotonic()
 
         names = [signal.SIGINT, signal.SIGTERM]
         has_hangup = hasattr(signal, "SIGHUP")  # which Windows has not, and nohup ignores

@@ -296,7 +296,7 @@ def _even_step(priced: PricedChips, number: int, stages: int) -> float | None:
     variant = priced.variants.variants[number]
     _, upper = priced.schedule_bounds(np.zeros(1, np.int64), np.array([number]))
     problem, times = priced.placement_problem(0, variant), priced.times(0, variant, upper[0])
-    even = priced.setting.profile.placer.even(problem, times, stages)
+    even = problem.fastest(times, even_stages=stages)
     return None if even is None else even.step_time_s
 
 

@@ -21,7 +21,7 @@ from atoll.explore.proof.tasks import Schedules
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.silicon.chip import accelerator_usd, peak_power_W
 from atoll.hardware.space import DesignSpace
-from atoll.placement.replay import replay_placement
+from atoll.placement.replay import replay_difference
 from atoll.schedule.solve import Effort
 from atoll.workload.flops import model_flops
 
@@ -203,6 +203,6 @@ def model_plan(
         energy_parts_J=energy.parts_J,
         microbatch=placement.microbatch,
         recompute=placement.recompute,
-        replay_difference=replay_placement(placement).difference,
+        replay_difference=replay_difference(placement),
         layers=(),
     )

@@ -432,7 +432,7 @@ def prepare_search(
 ) -> tuple[SearchSetting, Variants]:
     """Return the setting (network, optimizer, profile), and the models at every layout."""
     profile = profile or job_profile(job)
-    plain = profile.placer.plain
+    plain = profile.placer is not None
     if plain and job.precision != "bf16":
         raise AtollError(f"precision: profile {profile.name} computes in 16 bits; leave bf16")
     setting = SearchSetting(

@@ -24,12 +24,15 @@ def atomic_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[P
     Pipes and terminals are written directly.
     """
     written: list[tuple[Path, Path]] = []
+    pipes: list[int] = []
     try:
         for path in paths:
-            place = path.resolve() if path.is_symlink() else path
-            special = place.exists() and not place.is_file()
+            special = path.exists() and not path.is_file()
+            place = path.resolve() if path.is_symlink() and not special else path
             if place.exists() and not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, "it is write-protected")
+            if place.is_fifo():
+                pipes.append(_open_pipe(place))
             written.append((place, place if special else _temporary_path(place)))
         yield [part for _, part in written]
         for place, part in written:
@@ -45,6 +48,18 @@ def atomic_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[P
         if isinstance(error, OSError):
             raise AtollError(refusal(error.strerror or str(error))) from None
         raise
+    finally:
+        for pipe in pipes:
+            os.close(pipe)
+
+
+def _open_pipe(path: Path) -> int:
+    """Open a pipe without waiting for a reader, which no signal would end."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        no_reader = error.errno == errno.ENXIO
+        raise OSError(error.errno, "no process reads this pipe") if no_reader else error from None
 
 
 def _temporary_path(path: Path) -> Path:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -41,6 +42,17 @@ def field_by_key(model: type[BaseModel]) -> dict[str, str]:
 def quantity(dimension: units.Dimension, default_unit: str | None = None) -> BeforeValidator:
     """Reads a quantity such as "900 GB/s"; use as `Annotated[float, quantity(BANDWIDTH)]`."""
     return BeforeValidator(lambda value: units.parse_quantity(value, dimension, default_unit))
+
+
+def within(dimension: units.Dimension, low: float, high: float) -> BeforeValidator:
+    """Refuses quantities outside a field's own range: `Annotated[Bytes, within(BYTES, 1, 9)]`."""
+    narrowed = replace(dimension, low=low, high=high)
+
+    def check(value: object) -> object:
+        units.parse_quantity(value, narrowed)
+        return value
+
+    return BeforeValidator(check)
 
 
 MOST, MOST_DEVICES = 10**8, 10**7

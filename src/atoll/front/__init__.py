@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from pathlib import PurePosixPath
+from typing import Any
 
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -17,6 +18,8 @@ KINDS = {
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+ScriptData = dict[str, Any]
+"""JSON data that only our scripts read."""
 _FOLDERS = ("", "base", "views", "explorer")
 _IMPORT = re.compile(r'^import (\{ [\w, ]+ \}|\* as \w+) from "([\w./]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,14 @@ from atoll.base.arrays import Floats
 from atoll.base.errors import InfeasibleError
 from atoll.phaze.layer_table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import plan_cost_s, solve_table, weight_copies
-from atoll.placement.chain import Division, PlacementProblem, VariantTimes, even_starts, layer_names
-from atoll.placement.placer import StepTerms
+from atoll.placement.chain import (
+    Division,
+    PlacementProblem,
+    StepFloors,
+    VariantTimes,
+    even_starts,
+    layer_names,
+)
 from atoll.step.states import States
 
 _WEIGHT_BYTES = 2.0
@@ -30,11 +35,15 @@ _BITS = {"none": (False,), "full": (True,), "optimal": (False, True)}
 class PhazePlacer:
     """A `Placer` that returns the better placement without and with recomputation."""
 
-    plain: ClassVar[bool] = True
-
-    def place(
-        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
+    def fastest(
+        self,
+        problem: PlacementProblem,
+        times: VariantTimes,
+        cutoff_s: float,
+        even_stages: int | None = None,
     ) -> Division | None:
+        if even_stages is not None:
+            return _even(problem, times, even_stages)
         best: Division | None = None
         for bit in _BITS[problem.recompute]:
             plan = solve_table(layer_table(problem, times, bit))
@@ -43,24 +52,6 @@ class PhazePlacer:
                 starts = [stage.nodes[0] for stage in plan.stages]
                 best = _division(problem, times, bit, step_s, data, starts)
                 cutoff_s = step_s
-        return best
-
-    def even(self, problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
-        starts = even_starts(problem.facts.block, stages)
-        if starts is None:
-            return None
-        data = problem.most_replicas(stages)
-        best: Division | None = None
-        for bit in _BITS[problem.recompute]:
-            table = layer_table(problem, times, bit)
-            try:
-                step_s = plan_cost_s(
-                    table, problem.tp, data, [range(*span) for span in _spans(problem, starts)]
-                )
-            except InfeasibleError:
-                continue
-            if best is None or step_s < best.step_time_s:
-                best = _division(problem, times, bit, step_s, data, starts)
         return best
 
     def describe(
@@ -99,21 +90,50 @@ class PhazePlacer:
             vpp=1,
         )
 
-    def step_terms(self, problem: PlacementProblem) -> Iterator[StepTerms]:
-        """Yield those of pipelines that fit weights, gradients and the activations of one
+    def floors(self, problem: PlacementProblem, least_s: float) -> StepFloors:
+        """Return those of pipelines that fit weights, gradients and the activations of one
         microbatch, which are resident whether they are recomputed or not."""
-        facts = problem.facts
+        facts, rows = problem.facts, []
         resident = self.state_bytes(problem.states) * facts.parameters.sum()
         resident += facts.saved_bytes.sum()
         for stages in range(1, min(len(facts.kind), problem.devices // problem.tp) + 1):
             if resident / stages <= problem.memory_bytes:
-                data = np.arange(1, problem.most_replicas(stages) + 1, dtype=np.int64)
+                # From many replicas to few: loads only grow, so only a cheaper reduction helps.
+                data = np.arange(problem.most_replicas(stages), 0, -1, dtype=np.int64)
                 loads = np.asarray(-(-problem.microbatches // data) + stages - 1, np.float64)
                 # The first stage has at least one layer.
-                yield StepTerms(stages, loads, _reduction_s(problem, data, 1))
+                fixed_s = _reduction_s(problem, data, 1)
+                kept = undominated(loads, fixed_s, least_s / stages)
+                rows += [(stages, 1, loads[i], 0.0, fixed_s[i]) for i in kept]
+        columns = np.array(rows, np.float64).reshape(-1, 5).T
+        no_paths = np.zeros((len(StepFloors._fields) - 5, len(rows)))
+        stages_and_copies = columns[:2].astype(np.int64)
+        return StepFloors(*stages_and_copies, *columns[2:], *no_paths)
 
     def state_bytes(self, states: States) -> float:
         return _WEIGHT_BYTES * weight_copies(_optimizer(states))
+
+
+def _even(problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
+    """Return the blocks divided evenly over `stages` stages with the most replicas; None if that
+    is not possible.
+    """
+    starts = even_starts(problem.facts.block, stages)
+    if starts is None:
+        return None
+    data = problem.most_replicas(stages)
+    best: Division | None = None
+    for bit in _BITS[problem.recompute]:
+        table = layer_table(problem, times, bit)
+        try:
+            step_s = plan_cost_s(
+                table, problem.tp, data, [range(*span) for span in _spans(problem, starts)]
+            )
+        except InfeasibleError:
+            continue
+        if best is None or step_s < best.step_time_s:
+            best = _division(problem, times, bit, step_s, data, starts)
+    return best
 
 
 def layer_table(problem: PlacementProblem, times: VariantTimes, recompute: bool) -> LayerTable:
@@ -175,6 +195,19 @@ def _reduction_s(problem: PlacementProblem, data: NDArray[np.int64] | int, layer
     weight_bytes = _WEIGHT_BYTES * problem.facts.parameters[:layers].sum()
     Bps = problem.network.levels[-1].bandwidth_Bps
     return np.asarray(4.0 * (data - 1) / data * weight_bytes / Bps)
+
+
+def undominated(loads: Floats, fixed_s: Floats, load_s: float) -> list[int]:
+    """Return the indices of layouts (by ascending loads) that no earlier one dominates on every
+    chip whose largest load is at least `load_s`: a step takes loads * (largest load) + fixed_s.
+    """
+    least_s = np.inf
+    kept = []
+    for i, step_s in enumerate((loads * load_s + fixed_s).tolist()):
+        if step_s < least_s:
+            kept.append(i)
+            least_s = step_s
+    return kept
 
 
 def _stage(

@@ -30,10 +30,12 @@ class VariantTimes(NamedTuple):
     halves_s: Floats = _NONE
     """Backward pass without weight gradients, and weight pass, shape (distinct layers, 2); empty if
     no schedule needs them."""
+    most: VariantTimes | None = None
+    """Upper bounds where the seconds are lower bounds, for a lower bound on the step."""
 
 
 class PricedLayouts(Protocol):
-    """Layouts of a model, each with its own step time."""
+    """Layouts of a model with their step times: the planner's, or those of a profile's placer."""
 
     def fastest(
         self,
@@ -43,23 +45,33 @@ class PricedLayouts(Protocol):
         even_stages: int | None = None,
     ) -> Division | None:
         """Return the fastest layout that fits and is below the cutoff, or None. With `even_stages`,
-        consider only 1f1b pipelines with that many even stages and zero <= 1.
+        consider only what a human expert writes: 1f1b pipelines with that many even stages and
+        zero <= 1.
         """
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
     ) -> PlacementAnswer:
-        """Return the full placement of a division."""
+        """Return the full placement of a division: stages, memory by part, time by cause."""
 
-    def floors(self, problem: PlacementProblem) -> StepFloors:
-        """Return the terms of lower bounds on the step times of the layouts that may fit."""
+    def floors(self, problem: PlacementProblem, least_s: float) -> StepFloors:
+        """Return the terms of lower bounds on the step times of the layouts that may fit; on no
+        chip does a microbatch pass all layers in less than `least_s`.
+        """
+
+
+class Placer(PricedLayouts, Protocol):
+    """Placement by the rules of a profile instead of the planner's."""
+
+    def state_bytes(self, states: States) -> float:
+        """Return the bytes per parameter of weight, gradient and optimizer state."""
 
 
 class StepFloors(NamedTuple):
     """Terms of lower bounds on step times, each of shape (layouts,). `floor_of` in
     `explore.pricing.bound_kernels` returns the maximum of loads * (largest stage load)
-    and of the paths below (`training.planner.bounds.family_bounds`), plus `fixed_s`.
-    Block counts are multiplied by the shortest block.
+    and of the paths below (`training.planner.bounds.family_bounds`), plus `fixed_s` and exposed
+    gradient collectives. Block counts are multiplied by the shortest block.
     """
 
     stages: NDArray[np.int64]
@@ -81,6 +93,11 @@ class StepFloors(NamedTuple):
     (forward and data passes of a block) + apart_weights (weight passes of a block)."""
     apart_blocks: Floats
     apart_weights: Floats
+    last_s: Floats
+    """Gradient collectives after the last backward pass; `before_s`: after each earlier one."""
+    before_s: Floats
+    shown: Floats
+    """Share of these collectives that never overlaps with a backward pass."""
     forward_blocks: Floats
     data_blocks: Floats
     weight_blocks: Floats
@@ -107,8 +124,16 @@ class PlacementProblem:
     memory_bytes: float
     hbm_Bps: float
     recompute: str = "optimal"
-    planned: PricedLayouts | None = None
-    """The planner's layouts; None for the PHAZE profile, which has its own placement."""
+    layouts: PricedLayouts | None = None
+    """Layouts to choose from; None: no layout divides the devices and the batch."""
+
+    def fastest(
+        self, times: VariantTimes, cutoff_s: float = np.inf, even_stages: int | None = None
+    ) -> Division | None:
+        """Return the fastest placement (`PricedLayouts.fastest`), or None."""
+        if self.layouts is None:
+            return None
+        return self.layouts.fastest(self, times, cutoff_s, even_stages)
 
     def most_replicas(self, stages: int) -> int:
         """Return the largest number of replicas of `stages` stages: min(devices // (tp * stages),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from atoll.answers.validation import BenchAnswer, BenchFile, BenchScore, Errors, PredictorBench
 from atoll.base.errors import AtollError
-from atoll.files.csvfile import write_csv
 from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.predictors.registry import PREDICTORS
 from atoll.predictors.rules import parameter_counts
 from atoll.questions.verbs import BenchQuestion
-from atoll.validation.errors import error_summary
+from atoll.validation.errors import error_summary, relative_error
 from atoll.validation.row_runs import peak_meaning, run_from_row
-from atoll.validation.tables import RunRow, read_runs
+from atoll.validation.tables import RunRow, read_runs, write_records
 from atoll.validation.validate import RankedLayout, layout_group, regret
 
 SIZES = ((3e9, "below 3B"), (20e9, "3B to 20B"), (65e9, "20B to 65B"), (float("inf"), "65B and up"))
@@ -39,16 +38,12 @@ class BenchRow:
         return None if isinstance(prediction, str) else prediction
 
     def time_error(self, name: str) -> float | None:
-        prediction = self.prediction(name)
-        if prediction is None or prediction.time_s is None or self.row.time_s is None:
-            return None
-        return prediction.time_s / self.row.time_s - 1
+        prediction = self.prediction(name) or Predicted()
+        return relative_error(prediction.time_s, self.row.time_s)
 
     def memory_error(self, name: str) -> float | None:
-        prediction = self.prediction(name)
-        if prediction is None or prediction.peak_bytes is None or self.row.peak_bytes is None:
-            return None
-        return prediction.peak_bytes / self.row.peak_bytes - 1
+        prediction = self.prediction(name) or Predicted()
+        return relative_error(prediction.peak_bytes, self.row.peak_bytes)
 
 
 BenchRows = Sequence[BenchRow]
@@ -85,8 +80,8 @@ def bench_files(question: BenchQuestion) -> BenchAnswer:
     rows, files, unread = _rows(question, usable, seconds)
     if not rows:
         raise AtollError("files: no row describes a run that can be asked about")
-    if question.out is not None:
-        _write(rows, question.out)
+    records = list(_records(rows))
+    write_records(question.out, tuple(records[0]), records)
     common = [row for row in rows if all(row.prediction(predictor.name) for predictor in usable)]
     first = usable[0].name
     return BenchAnswer(
@@ -192,28 +187,21 @@ def _ranked(name: str, row: BenchRow) -> RankedLayout:
     )
 
 
-FIELDS = (
-    "id", "predictor", "measured_s", "predicted_s", "time_error", "measured_peak_bytes",
-    "predicted_peak_bytes", "memory_error", "fits", "ran", "reason",
-)  # fmt: skip
-
-
-def _write(rows: BenchRows, path: Path) -> None:
-    """Write a line per row and predictor."""
-    lines = []
+def _records(rows: BenchRows) -> Iterator[dict[str, Any]]:
+    """Yield a line per row and predictor."""
     for row in rows:
         for name, answer in row.answers.items():
-            prediction = Predicted() if isinstance(answer, str) else answer
-            values = (
-                row.row.id, name, row.row.time_s, prediction.time_s, row.time_error(name),
-                row.row.peak_bytes, prediction.peak_bytes, row.memory_error(name), prediction.fits,
-                row.ran, answer if isinstance(answer, str) else None,
-            )  # fmt: skip
-            lines.append(["" if value is None else _text(value) for value in values])
-    write_csv(path, FIELDS, lines)
-
-
-def _text(value: float | bool | str) -> str:
-    if isinstance(value, bool):
-        return str(int(value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+            prediction = row.prediction(name) or Predicted()
+            yield {
+                "id": row.row.id,
+                "predictor": name,
+                "measured_s": row.row.time_s,
+                "predicted_s": prediction.time_s,
+                "time_error": row.time_error(name),
+                "measured_peak_bytes": row.row.peak_bytes,
+                "predicted_peak_bytes": prediction.peak_bytes,
+                "memory_error": row.memory_error(name),
+                "fits": prediction.fits,
+                "ran": row.ran,
+                "reason": answer if isinstance(answer, str) else None,
+            }

@@ -8,10 +8,10 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from atoll.base.notebook import LABEL
 from atoll.base.units import format_seconds
@@ -20,7 +20,6 @@ from atoll.step.parts import in_words
 
 # Rich takes long to import: only tables and status lines import it.
 if TYPE_CHECKING:
-    from rich.table import Table
     from rich.text import Text
 
     from atoll.answers.validation import Errors
@@ -46,13 +45,27 @@ class Output:
         terminal = shutil.get_terminal_size((_WIDTH, 0)).columns
         self.width = terminal if sys.stdout.isatty() else _WIDTH
 
-    def print(self, what: str | Table = "") -> None:
-        if not isinstance(what, str):
-            from rich.console import Console
+    def table(
+        self, heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)
+    ) -> None:
+        """Print a table without lines that cuts no text; all columns but `left` are right-aligned.
 
-            Console(width=self.width, highlight=False, markup=False).print(what)
-            return
-        for line in what.split("\n"):
+        A row may end before the last column.
+        """
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="")
+        left_columns = {number % len(heads) for number in left}
+        for number, head in enumerate(heads):
+            justify: Literal["left", "right"] = "left" if number in left_columns else "right"
+            table.add_column(head, justify=justify, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        Console(width=self.width, highlight=False, markup=False).print(table)
+
+    def print(self, text: str = "") -> None:
+        for line in text.split("\n"):
             indent = len(line) - len(line.lstrip())
             lines = textwrap.wrap(
                 line,
@@ -87,16 +100,6 @@ def print_lines(lines: Iterable[tuple[str, str]]) -> None:
         )
         style = "31" if "DOES NOT FIT" in text else "33" if label == "Note" else "1"
         print(f"\033[{style}m{shown[:LABEL]}\033[0m{shown[LABEL:]}" if coloured else shown)
-
-
-def plain_table(*columns: str, left: str = "") -> Table:
-    """Return a table without lines that cuts no text; all columns but `left` are right-aligned."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="")
-    for name in columns:
-        table.add_column(name, justify="left" if name == left else "right", overflow="fold")
-    return table
 
 
 @contextmanager
@@ -191,12 +194,12 @@ def bar(share: float, width: int) -> str:
 
 def print_error_table(console: Output, what: str, groups: Mapping[str, Errors]) -> None:
     """Print errors by group; groups without rows are left out."""
-    table = plain_table(what, "rows", "mean", "median", "p90", left=what)
+    rows = []
     for name, errors in groups.items():
         if errors.rows:
             shares = errors.mean_ape, errors.median_ape, errors.p90_ape
-            table.add_row(name, str(errors.rows), *(f"{share:.1%}" for share in shares))
-    console.print(table)
+            rows.append((name, str(errors.rows), *(f"{share:.1%}" for share in shares)))
+    console.table((what, "rows", "mean", "median", "p90"), rows)
 
 
 def print_skipped(console: Output, skipped: Mapping[str, int]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from atoll.base.units import format_mfu, format_seconds, format_slower
-from atoll.printing.console import Output, bar, plain_table, print_bars, short
+from atoll.printing.console import Output, bar, print_bars, short
 
 if TYPE_CHECKING:
     from atoll.answers.plan import Sensitivity
@@ -63,21 +63,19 @@ def _print_steps(console: Output, steps: Sequence[Sensitivity]) -> None:
     if not steps:
         return
     console.print("\nThe next smaller and larger value of each part, all else unchanged:")
-    table = plain_table("part", "change", "throughput", "mm2", "W", "not chosen", left="part")
-    table.columns[1].justify = table.columns[-1].justify = "left"
+    rows: list[tuple[str, ...]] = []
     for step in steps:
         for part, gain in ((step.what, step.less), ("", step.more)):
             if gain.area_mm2 is None or gain.power_W is None:
-                table.add_row(part, "none smaller" if part else "none larger")
+                rows.append((part, "none smaller" if part else "none larger"))
                 continue
             reason = gain.stopped_by
             if gain.capped_GHz is not None and gain.capped_gain is not None:
                 reason += f"; at {gain.capped_GHz:.3g} GHz {gain.capped_gain:+.1%}"
             speed = "" if gain.gain is None else f"{gain.gain:+.1%}"
-            table.add_row(
-                part, gain.change, speed, f"{gain.area_mm2:+.0f}", f"{gain.power_W:+.0f}", reason
-            )
-    console.print(table)
+            more = f"{gain.area_mm2:+.0f}", f"{gain.power_W:+.0f}"
+            rows.append((part, gain.change, speed, *more, reason))
+    console.table(("part", "change", "throughput", "mm2", "W", "not chosen"), rows, (0, 1, -1))
 
 
 def _print_comparison(console: Output, device: str, comparison: DeviceComparison) -> None:
@@ -85,33 +83,34 @@ def _print_comparison(console: Output, device: str, comparison: DeviceComparison
     device_s = comparison.step_time_s
     console.print(f"\nWhy not {device}? {_speed_words(comparison)}")
     figures = comparison.figures
-    table = plain_table("", *(f"{figure.name} {figure.unit}" for figure in figures), left="")
-    table.add_row(device, *(_figure(figure.device) for figure in figures))
-    table.add_row("this chip", *(_figure(figure.answer) for figure in figures))
-    console.print(table)
+    rows = [
+        (device, *(_figure(figure.device) for figure in figures)),
+        ("this chip", *(_figure(figure.answer) for figure in figures)),
+    ]
+    console.table(("", *(f"{figure.name} {figure.unit}" for figure in figures)), rows)
     if device_s is None:
         return
     classes = {
         name: pair for name, pair in comparison.classes_s.items() if max(pair) > _SHOWN * device_s
     }
-    table = plain_table("step by class", *classes, left="step by class")
-    for number, name in enumerate((device, "this chip")):
-        table.add_row(name, *(format_seconds(both[number]) for both in classes.values()))
-    console.print(table)
-    table = plain_table("from one to the other", "step", "change", "", left="from one to the other")
-    table.columns[-1].justify = "left"
-    table.add_row(device, format_seconds(device_s))
+    rows = [
+        (name, *(format_seconds(both[number]) for both in classes.values()))
+        for number, name in enumerate((device, "this chip"))
+    ]
+    console.table(("step by class", *classes), rows)
+    rows = [(device, format_seconds(device_s))]
     most_s = max(abs(change.added_s) for change in comparison.waterfall)
     for change in comparison.waterfall:
         share = abs(change.added_s) / most_s if most_s else 0.0
         sign = "-" if change.added_s < 0 else "+"
-        table.add_row(
+        cells = (
             f"{change.change}: {change.before} -> {change.after}",
             format_seconds(change.step_time_s),
             f"{sign}{format_seconds(abs(change.added_s))}",
             bar(share, _BAR) if share > 0.5 / _BAR else "",
         )
-    console.print(table)
+        rows.append(cells)
+    console.table(("from one to the other", "step", "change", ""), rows, (0, -1))
 
 
 def _speed_words(comparison: DeviceComparison) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -17,7 +17,6 @@ from atoll.base.units import (
 )
 from atoll.printing.console import (
     Output,
-    plain_table,
     print_answer,
     print_bars,
     print_lines,
@@ -25,8 +24,6 @@ from atoll.printing.console import (
 from atoll.step.certificate import times
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from atoll.answers.design import TablePlan
     from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
     from atoll.answers.search import FrontAnswer
@@ -121,40 +118,29 @@ def _largest_first(parts: Mapping[str, float], unit: str) -> str:
 def _print_baselines(console: Output, result: SearchResult) -> None:
     plain = len(result.best.plans) == 1 and result.job.per is None
     unit = "samples/s" if plain else "score"
-    table = plain_table("Baseline", unit, "speedup", left="Baseline")
-    if result.baseline_remarks:
-        table.add_column("")
+    remarks, rows = result.baseline_remarks, []
     for name, value in result.baselines.items():
-        if value is None:
-            table.add_row(name, "does not fit")
-        else:
-            remark = [result.baseline_remarks[name]] if name in result.baseline_remarks else []
+        cells = ["does not fit"]
+        if value is not None:
             shown = f"{value:,.1f}" if result.job.per is None else f"{value:.4g}"
-            table.add_row(name, shown, times(result.score, value), *remark)
-    console.print(table)
+            cells = [shown, times(result.score, value), remarks.get(name, "")]
+        rows.append([name, *cells])
+    console.table(("Baseline", unit, "speedup", *([""] if remarks else [])), rows, (0, 3))
 
 
 def _print_existing_devices(console: Output, result: SearchResult) -> None:
     """Print existing devices at their best layouts, compared by throughput of the first model."""
-    table = plain_table()
-    table.add_column("Device")
-    table.add_column("samples/s", justify="right")
-    table.add_column("speedup", justify="right")
-    for unit in ("MFU", "nm", "mm2", "W"):
-        table.add_column(unit, justify="right")
-    table.add_column("layout", overflow="fold")
+    rows = []
     for device in result.beside:
         rate, mfu = device.throughput_samples_per_s, device.mfu
         sizes = (device.process_nm, device.area_mm2, device.power_W)
         silicon = ["" if value is None else f"{value:,.0f}" for value in sizes]
-        if rate is None or mfu is None:
-            table.add_row(device.device, "does not fit", "", "", *silicon)
-        else:
-            ours = times(result.throughput_samples_per_s, rate)
-            table.add_row(
-                device.device, f"{rate:,.1f}", ours, f"{mfu:.1%}", *silicon, device.layout
-            )
-    console.print(table)
+        speeds, layout = ("does not fit", "", ""), device.layout or ""
+        if rate is not None and mfu is not None:
+            speeds = f"{rate:,.1f}", times(result.throughput_samples_per_s, rate), f"{mfu:.1%}"
+        rows.append((device.device, *speeds, *silicon, layout))
+    heads = ("Device", "samples/s", "speedup", "MFU", "nm", "mm2", "W", "layout")
+    console.table(heads, rows, (0, -1))
 
 
 def _print_front(console: Output, against: str, front: FrontAnswer, like: Accelerator) -> None:
@@ -169,10 +155,9 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
     cost = next(name for name in rows[0] if name.endswith(against))
     parameters = (*chip_template(like).parameters, *HBM_PARAMETERS)
     varied = _differing(rows, [ShownParameter(**p.to_dict()) for p in parameters], _IN_FRONT)
-    varied_titles = map(_title, varied)
-    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", *varied_titles, speed)
-    for row in rows[:: max(1, len(rows) // 12)]:
-        table.add_row(
+    heads = (against, "tensor cores", "vector cores", "GLB MiB", *map(_title, varied), speed)
+    cells = [
+        (
             f"{row[cost]:.4g}",
             f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
             f"{row['vector_cores']} x {row['vector_width']}",
@@ -180,7 +165,9 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
             *(_parameter_text(row, parameter) for parameter in varied),
             f"{row[speed]:,.1f}",
         )
-    console.print(table)
+        for row in rows[:: max(1, len(rows) // 12)]
+    ]
+    console.table(heads, cells, ())
 
 
 _IN_FRONT = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")
@@ -216,7 +203,7 @@ def print_designs(shown: DesignsAnswer) -> None:
     console = Output()
     status = shown.status
     gap = "" if status.gap is None else f", gap {status.gap:.2%}"
-    noun, table = _DESIGNS[shown.run]
+    noun, cells, left = _DESIGNS[shown.run]
     more = ""
     if shown.run == "search":
         more = f"{counted(status.evaluated, 'chip')} evaluated, {status.bounded:,} bounded, "
@@ -225,16 +212,17 @@ def print_designs(shown: DesignsAnswer) -> None:
         f"best {status.score:,.1f}{gap}, {status.seconds:.0f} s"
     )
     if shown.designs:
-        console.print(table(shown.designs, shown.parameters))
+        heads, *rows = cells(shown.designs, shown.parameters)
+        console.table(heads, rows, left)
     else:
         later = status.state != "finished" and not shown.count
         console.print(f"No {noun} {'on record yet' if later else 'is asked for by these filters'}.")
     if shown.parquet is not None:
-        rows = counted(shown.parquet.rows, "design")
-        console.print(f"{rows} written to {shown.parquet.file}")
+        written = counted(shown.parquet.rows, "design")
+        console.print(f"{written} written to {shown.parquet.file}")
 
 
-def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
+def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Iterator[Sequence[str]]:
     from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 
     # Parameters that only another template has get extra columns.
@@ -244,9 +232,9 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
     extra += _differing(rows, parameters, columns)
     cores = ("tensor cores", "vector cores")
     titles = map(_title, extra)
-    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *titles, "layout")
+    yield ("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *titles, "layout")
     for row in cast("Sequence[StoredDesign]", rows):
-        table.add_row(
+        yield (
             f"{row['score']:,.1f}",
             f"{row['area_mm2']:.1f}",
             f"{row['power_W']:.0f}",
@@ -258,33 +246,30 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
             *(_parameter_text(cast("Row", row), parameter) for parameter in extra),
             f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
         )
-    return table
 
 
-def _wafers(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Table:
-    table = plain_table("score", "mm2", "W", "dies", "stages", "microbatch", "wafer", left="wafer")
+def _wafers(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Iterator[Sequence[str]]:
+    yield ("score", "mm2", "W", "dies", "stages", "microbatch", "wafer")
     for row in rows:
         texts = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
-        table.add_row(
-            f"{row['score']:,.1f}", f"{row['area_mm2']:,.0f}", f"{row['power_W']:,.0f}", *texts
-        )
-    return table
+        yield f"{row['score']:,.1f}", f"{row['area_mm2']:,.0f}", f"{row['power_W']:,.0f}", *texts
 
 
-def _layouts(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Table:
-    table = plain_table("score", "step", "layout", left="layout")
+def _layouts(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Iterator[Sequence[str]]:
+    yield ("score", "step", "layout")
     for row in rows:
-        step_s, layout = float(str(row["step_time_s"])), str(row["layout"])
-        table.add_row(f"{row['score']:,.1f}", format_seconds(step_s), layout)
-    return table
+        seconds = format_seconds(float(str(row["step_time_s"])))
+        yield f"{row['score']:,.1f}", seconds, str(row["layout"])
 
 
 _DESIGNS = {
-    "search": ("design", _chips),
-    "wafer": ("wafer", _wafers),
-    "plan": ("layout", _layouts),
+    "search": ("design", _chips, ()),
+    "wafer": ("wafer", _wafers, (-1,)),
+    "plan": ("layout", _layouts, (-1,)),
 }
-"""By kind of run: noun of its rows, and the function that builds their table."""
+"""By kind of run: noun of its rows, the function that yields heads and rows of their table, and its
+left-aligned columns.
+"""
 
 
 def print_table_plan(plan: TablePlan) -> None:
@@ -297,12 +282,10 @@ def print_table_plan(plan: TablePlan) -> None:
         f"{counted(len(plan.stages), 'stage')} x tensor {plan.tensor_parallel} x data "
         f"{plan.data_parallel}"
     )
-    table = plain_table("stage", "layers", "devices", "load", "memory")
+    rows = []
     for number, stage in enumerate(plan.stages):
         nodes = stage.nodes
         span = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else f"{nodes[0]}"
-        table.add_row(
-            str(number), span, str(stage.devices), format_seconds(stage.load_s),
-            format_bytes(stage.memory_bytes),
-        )  # fmt: skip
-    console.print(table)
+        needs = str(stage.devices), format_seconds(stage.load_s), format_bytes(stage.memory_bytes)
+        rows.append((str(number), span, *needs))
+    console.table(("stage", "layers", "devices", "load", "memory"), rows, ())

@@ -11,7 +11,6 @@ from pydantic import JsonValue
 from atoll.base.units import format_bytes, format_count, format_seconds, format_value
 from atoll.printing.console import (
     Output,
-    plain_table,
     print_error_table,
     print_skipped,
     short,
@@ -35,11 +34,11 @@ if TYPE_CHECKING:
 
 def print_models(shown: ModelsAnswer) -> None:
     columns = ("layers", "hidden", "heads", "sequence")
-    table = plain_table("name", "parameters", *columns, left="name")
-    for row in shown.models:
-        numbers = (str(getattr(row, name)) for name in columns)
-        table.add_row(row.name, format_count(row.parameters), *numbers)
-    Output().print(table)
+    rows = [
+        (row.name, format_count(row.parameters), *(str(getattr(row, name)) for name in columns))
+        for row in shown.models
+    ]
+    Output().table(("name", "parameters", *columns), rows)
 
 
 def print_model(shown: ModelAnswer) -> None:
@@ -51,12 +50,9 @@ def print_model(shown: ModelAnswer) -> None:
         f"{shown.name}{part}: {shown.parameters:,} parameters{few}; sequence {shown.sequence}, "
         f"microbatch {shown.microbatch}, tensor width {shown.tensor_parallel}"
     )
-    table = plain_table(
-        "layer", "repeat", "parameters", "TFLOP fwd", "TFLOP bwd", "saved", "operators",
-        left="layer",
-    )  # fmt: skip
-    for layer in shown.layers:
-        table.add_row(
+    heads = ("layer", "repeat", "parameters", "TFLOP fwd", "TFLOP bwd", "saved", "operators")
+    rows = [
+        (
             layer.name,
             str(layer.repeat),
             f"{layer.parameters:,}",
@@ -65,7 +61,9 @@ def print_model(shown: ModelAnswer) -> None:
             format_bytes(layer.saved_bytes),
             str(len(layer.operators)),
         )
-    console.print(table)
+        for layer in shown.layers
+    ]
+    console.table(heads, rows)
     for words in shown.warnings:
         console.print(f"warning: {words}")
 
@@ -120,12 +118,12 @@ def print_site(shown: SiteCalibration) -> None:
         )
     if shown.runs is not None:
         _print_fit(console, shown.runs)
-    table = plain_table("parameter", "value", "90 % interval", left="parameter")
+    rows = []
     for name, interval in _flat(site):
         formatted = partial(format_seconds, digits=3) if name.endswith("_s") else "{:.4g}".format
         value, low, high = map(formatted, interval)
-        table.add_row(name, value, f"{low} to {high}")
-    console.print(table)
+        rows.append((name, value, f"{low} to {high}"))
+    console.table(("parameter", "value", "90 % interval"), rows)
     for name in ("stack", "attention"):
         if name in site:
             console.print(f"{name}: {site[name]} fits best")
@@ -192,19 +190,20 @@ def print_chips(shown: ChipsValidation) -> None:
     powers = [(chip.chip, chip.power_W, chip.power_parts_W) for chip in shown.chips]
     for unit, rows in (("mm2", areas), ("W", powers)):
         names = tuple(rows[0][2])
-        table = plain_table("chip", unit, "model", "error", "fitted", *names, left="chip")
+        cells = []
         for chip, figure, parts in rows:
             doubt = "" if figure.counts or figure.published is None else "?"
             errors = (figure.error(figure.left_out), figure.error(figure.fitted))
-            table.add_row(
+            shown_cells = (
                 chip,
                 "" if figure.published is None else f"{figure.published:.0f}{doubt}",
                 f"{figure.left_out:.0f}",
                 *("" if error is None else f"{error:+.0%}" for error in errors),
                 *(f"{parts[name]:.0f}" for name in names),
             )
+            cells.append(shown_cells)
         console.print()
-        console.print(table)
+        console.table(("chip", unit, "model", "error", "fitted", *names), cells)
 
 
 def print_nodes(shown: NodesValidation) -> None:
@@ -212,12 +211,12 @@ def print_nodes(shown: NodesValidation) -> None:
     console.print(f"{shown.predicted} of {shown.rows} nodes predicted")
     print_skipped(console, shown.skipped)
     print_error_table(console, "errors", {"power": shown.power})
-    table = plain_table("node", "device", "devices", "workload", "W", "model", "error", left="node")
+    rows = []
     for node in shown.nodes:
         watts = (f"{node.measured_W:.0f}", f"{node.predicted_W:.0f}", f"{node.error:+.1%}")
-        table.add_row(node.id, node.device, str(node.devices), node.workload, *watts)
+        rows.append((node.id, node.device, str(node.devices), node.workload, *watts))
     console.print()
-    console.print(table)
+    console.table(("node", "device", "devices", "workload", "W", "model", "error"), rows)
 
 
 def print_figures(shown: FiguresValidation) -> None:
@@ -226,15 +225,15 @@ def print_figures(shown: FiguresValidation) -> None:
     console.print(f"{shown.predicted} of {shown.rows} rows predicted")
     print_skipped(console, shown.skipped)
     print_error_table(console, "errors", shown.groups)
-    table = plain_table("figure", "group", "reference", "model", "unit", "error", left="figure")
+    rows = []
     for line in shown.figures:
         figures = (
             f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
             for value in (line.reference, line.predicted)
         )
-        table.add_row(line.id, line.group, *figures, line.unit, f"{line.error:+.1%}")
+        rows.append((line.id, line.group, *figures, line.unit, f"{line.error:+.1%}"))
     console.print()
-    console.print(table)
+    console.table(("figure", "group", "reference", "model", "unit", "error"), rows)
 
 
 def print_bench(shown: BenchAnswer) -> None:
@@ -256,20 +255,16 @@ def print_bench(shown: BenchAnswer) -> None:
         ("rows of its own", [(row, row.all) for row in shown.predictors]),
         ("rows of all", [(row, row.common) for row in shown.predictors]),
     ):
-        table = plain_table(title, *columns, left=title)
+        rows = []
         for row, score in scores:
             time, verdicts = score.step_time, (score.accepted_share, score.rejected_share)
             shares = (time.mean_ape, time.median_ape, time.p90_ape, score.first.mean_ape)
-            table.add_row(
-                row.name,
-                str(score.rows),
-                *map(_share, (*shares, score.memory.mean_ape, *verdicts, score.regret.mean)),
-                f"{row.per_second:.3g}",
-            )
-        console.print(table)
+            texts = map(_share, (*shares, score.memory.mean_ape, *verdicts, score.regret.mean))
+            rows.append((row.name, str(score.rows), *texts, f"{row.per_second:.3g}"))
+        console.table((title, *columns), rows)
     closer = []
     for kind, groups in shown.predictors[0].groups.items():
-        table = plain_table(kind, *(row.name for row in shown.predictors), left=kind)
+        rows = []
         for group in groups:
             by_name = {row.name: row.groups[kind][group] for row in shown.predictors}
             cells = []
@@ -277,12 +272,11 @@ def print_bench(shown: BenchAnswer) -> None:
                 theirs, ours = score.step_time.mean_ape, score.first.mean_ape
                 cells.append(f"{_share(theirs)} of {score.step_time.rows}")
                 if theirs is not None and ours is not None and theirs < ours:
-                    rows = score.step_time.rows
-                    line = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
-                    closer.append(line)
+                    errors = f"{name} {theirs:.1%}, {first} {ours:.1%}"
+                    closer.append(f"{kind} {group}: {errors} ({score.step_time.rows} rows)")
             if any(score.step_time.rows for score in by_name.values()):
-                table.add_row(group, *cells)
-        console.print(table)
+                rows.append((group, *cells))
+        console.table((kind, *(row.name for row in shown.predictors)), rows)
     for line in closer:
         console.print(f"closer than {first}: {line}")
     for row in shown.predictors:
@@ -297,17 +291,13 @@ def _share(value: float | None) -> str:
 def print_sweep(shown: SweepAnswer) -> None:
     """Print one row per combination of values."""
     columns = [name for name in shown.columns if name not in ("low s", "high s")]
-    table = plain_table(*columns)
-    for row in shown.lines():
-        table.add_row(*(format_value(row[name]) for name in columns))
-    Output().print(table)
+    rows = [[format_value(row[name]) for name in columns] for row in shown.lines()]
+    Output().table(columns, rows, ())
 
 
 def print_compared(shown: CompareAnswer) -> None:
     """Print one column per run; differing rows are marked."""
     console = Output()
     for title, rows in (("asked", shown.asked), ("figures", shown.figures)):
-        table = plain_table("", title, *shown.runs, left=title)
-        for row in rows:
-            table.add_row("*" if row.differs else "", row.name, *row.cells())
-        console.print(table)
+        cells = [("*" if row.differs else "", row.name, *row.cells()) for row in rows]
+        console.table(("", title, *shown.runs), cells, (1,))

@@ -15,7 +15,6 @@ from atoll.base.units import NOT_COUNTED, format_bytes, format_seconds
 from atoll.printing.console import (
     Output,
     bar,
-    plain_table,
     print_answer,
     print_error_table,
     print_lines,
@@ -237,10 +236,11 @@ def print_runs(shown: RunsValidation) -> None:
         groups["reserved memory"] = shown.reserved_memory
     print_error_table(console, "step time", groups)
     if shown.kernel_classes:
-        table = plain_table("kernel class", "rows", "mean", "bias", left="kernel class")
-        for name, errors in shown.kernel_classes.items():
-            table.add_row(name, str(errors.rows), f"{errors.mean_ape:.1%}", f"{errors.bias:+.1%}")
-        console.print(table)
+        rows = [
+            (name, str(errors.rows), f"{errors.mean_ape:.1%}", f"{errors.bias:+.1%}")
+            for name, errors in shown.kernel_classes.items()
+        ]
+        console.table(("kernel class", "rows", "mean", "bias"), rows)
     for what, overall in (("step times", shown.step_time), ("peaks", shown.memory)):
         if overall.coverage is not None:
             console.print(

@@ -7,7 +7,7 @@ from functools import partial
 
 from atoll.answers.wafer import Ablation, ResourceWorth, SlowerMapping, WaferExplanation
 from atoll.base.units import NOT_COUNTED, counted, format_bytes, format_seconds
-from atoll.printing.console import Output, plain_table, print_answer, print_bars, print_lines
+from atoll.printing.console import Output, print_answer, print_bars, print_lines
 from atoll.wafer.answer.draw import offloaded
 from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
 
@@ -147,12 +147,8 @@ def _print_worth(rows: Sequence[ResourceWorth]) -> None:
 def _print_designs(result: WaferResult) -> None:
     if len(result.designs) < 2:
         return
-    table = plain_table("wafer", "samples/s", "kW", "dollars", left="wafer")
-    for row in result.designs[:10]:
-        table.add_row(
-            row.name,
-            f"{row.samples_per_s:.2f}",
-            f"{row.peak_power_W / 1e3:.1f}",
-            f"{row.cost_dollars:,.0f}",
-        )
-    Output().print(table)
+    rows = [
+        (r.name, f"{r.samples_per_s:.2f}", f"{r.peak_power_W / 1e3:.1f}", f"{r.cost_dollars:,.0f}")
+        for r in result.designs[:10]
+    ]
+    Output().table(("wafer", "samples/s", "kW", "dollars"), rows)

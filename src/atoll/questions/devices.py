@@ -93,9 +93,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         TRAINED, "",
         shown="the launch file's",
     )  # fmt: skip
-    device: f.DeviceName = option(
-        "GPU or TPU: name (`atoll hardware`: h100, tpu-v5p) or file.", SYSTEM, old=("gpu",)
-    )
+    device: f.Device
     devices: f.Devices
     batch: f.Batch
     batch_tokens: TokenCount | None = option(
@@ -103,9 +101,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         exclude=True,
     )  # fmt: skip
     sequence: f.Sequence = None
-    network: f.NetworkName | None = option(
-        "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
-    )
+    network: f.DeviceNetwork = None
     site: SiteFile | None = option(
         "Calibration of your machines, written by `atoll calibrate` (YAML).", SYSTEM, None
     )

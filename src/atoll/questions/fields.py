@@ -56,6 +56,14 @@ PolicyName = Annotated[
 ]
 OrderName = Annotated[str, Named("atoll.step.orders:ORDERS")]
 
+Device = Annotated[
+    DeviceName,
+    option("GPU or TPU: name (`atoll hardware`: h100, tpu-v5p) or file.", SYSTEM, old=("gpu",)),
+]
+DeviceNetwork = Annotated[
+    NetworkName | None,
+    option("Network of the catalogue or a file.", SYSTEM, shown="the device's"),
+]
 Devices = Annotated[DeviceCount, option("Number of devices.", TRAINED)]
 Batch = Annotated[Count, option("Sequences in a step.", TRAINED, old=("global_batch",))]
 Sequence = Annotated[

@@ -273,9 +273,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
     """
 
     file: Path = option("The launch file.", f.LAUNCH)
-    device: f.DeviceName = option(
-        "GPU or TPU: name (`atoll hardware`: h100, tpu-v5p) or file.", SYSTEM, old=("gpu",)
-    )
+    device: f.Device
     devices: Count | None = option("Number of devices.", SYSTEM, None, shown="the file's")
     model: str | None = option(
         "Zoo name or config.json, where the file does not describe the model.",
@@ -287,9 +285,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
     sequence: TokenCount | None = option(
         'Tokens in a sequence, 8192 or "8k".', TRAINED, None, shown="the file's"
     )
-    network: f.NetworkName | None = option(
-        "Network of the catalogue or a file.", SYSTEM, None, shown="the device's"
-    )
+    network: f.DeviceNetwork = None
     stack: str | None = option("Training software.", SYSTEM, None, shown="the file's")
     headroom: f.Headroom = 0.0
     power_cap: f.PowerCap = None

@@ -12,12 +12,11 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.base.identity import VERSION
 from atoll.files.atomic_file import atomic_files, check_place
-from atoll.front import bundle, text
+from atoll.front import ScriptData, bundle, text
 from atoll.report.folder import SWEEP, ReportedAnswer, open_folder, read_sweep
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
 from atoll.report.table_view import table_view
-from atoll.report.view import PageView
 from atoll.report.wafer_view import wafer_view
 from atoll.store import StatusAnswer
 
@@ -30,8 +29,10 @@ def make_view(
     answer: ReportedAnswer | SweepAnswer | CompareAnswer,
     folder: Path | None,
     status: StatusAnswer | None,
-) -> PageView:
-    """Return the page view of an answer; with a search's folder, of every evaluated design."""
+) -> ScriptData:
+    """Return the page of an answer as its sections (`front/views/page.js` draws them); with a
+    search's folder, of every evaluated design.
+    """
     if isinstance(answer, SweepAnswer | CompareAnswer):
         return table_view(answer)
     if isinstance(answer, SearchAnswer):
@@ -39,18 +40,18 @@ def make_view(
     return wafer_view(answer) if isinstance(answer, WaferAnswer) else plan_view(answer)
 
 
-def view_json(view: PageView) -> str:
+def view_json(view: ScriptData) -> str:
     """Return the view as JSON for the scripts, without fields that are None."""
-    shown = {name: value for name, value in dumped(view).items() if value is not None}
-    return json.dumps(shown, allow_nan=False, separators=(",", ":"))
+    shown = {name: value for name, value in view.items() if value is not None}
+    return json.dumps(shown, allow_nan=False, separators=(",", ":"), default=dumped)
 
 
-def render(view: PageView) -> str:
+def render(view: ScriptData) -> str:
     """Return the page as HTML."""
     style, script = text("base/style.css"), bundle("report.js")
     # A closing tag inside the data would end the script element.
     data = view_json(view).replace("<", "\\u003c")
-    title = html.escape(f"{view.title} - Atoll")
+    title = html.escape(f"{view['title']} - Atoll")
     return (
         "<!doctype html>\n"
         '<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -4,70 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from atoll.answers.answer import build_from
 from atoll.answers.certificate import LayoutProof
-from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer
+from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.base.units import NOT_COUNTED
+from atoll.front import ScriptData
 from atoll.report.timeline import plan_timeline
-from atoll.report.timeline_view import timeline_view
-from atoll.report.view import (
-    MemoryView,
-    ModelView,
-    PageView,
-    PassView,
-    SensitivityView,
-    StageView,
-    TimeRow,
-    TimesView,
-)
+from atoll.report.timeline_view import memory_view, timeline_view, times_view
 from atoll.step.parts import in_words
 
 
-def plan_view(answer: PlanAnswer | EstimateAnswer) -> PageView:
+def plan_view(answer: PlanAnswer | EstimateAnswer) -> ScriptData:
     """Return the sections of a plan's page."""
     plan = answer if isinstance(answer, PlanAnswer) else None
-    rows = [
-        TimeRow(name="this layout", about=answer.layout_words, parts=in_words(answer.breakdown_s))
-    ]
+    rows = [("this layout", answer.layout_words, answer.breakdown_s)]
     for number, runner_up in enumerate(plan.runners_up if plan else (), start=1):
-        rows.append(
-            TimeRow(
-                name=f"alternative {number}",
-                about=f"{runner_up.layout} ({runner_up.slower:+.2%})",
-                parts=in_words(runner_up.breakdown_s),
-            )
-        )
-    stages = tuple(
-        StageView(name=f"stage {number}", layers=stage.layers, parts=in_words(stage.memory_bytes))
-        for number, stage in enumerate(answer.stages)
-    )
-    return PageView(
-        kind=answer.kind,
-        title=f"{answer.model} on {answer.devices:,} {answer.device}",
-        summary=answer.summary,
-        details=tuple(_details(answer)),
-        times=(TimesView(title=answer.model, rows=tuple(rows)),),
-        models=(
-            ModelView(
-                model=answer.model,
-                layers=tuple(map(_pass, answer.operators)),
-                cores=None,
-                pipeline=timeline_view(plan_timeline(answer.pipeline)),
-                memory=MemoryView(capacity_bytes=answer.memory_bytes.capacity, stages=stages),
-                energy_J={},
-                replay_difference=answer.replay.difference,
-            ),
+        about = f"{runner_up.layout} ({runner_up.slower:+.2%})"
+        rows.append((f"alternative {number}", about, runner_up.breakdown_s))
+    model = {
+        "model": answer.model,
+        "layers": answer.operators,
+        "pipeline": timeline_view(plan_timeline(answer.pipeline)),
+        "memory": memory_view(
+            answer.memory_bytes.capacity,
+            [(stage.layers, in_words(stage.memory_bytes)) for stage in answer.stages],
         ),
-        sensitivity=SensitivityView(unit="throughput", per_mm2=False, rows=answer.sensitivity),
-        reasons=tuple(reason.why for reason in plan.reasons) if plan else (),
-        cluster=answer.cluster,
-        launch=answer.launch or None,
-        tool=answer.tool,
-    )
-
-
-def _pass(entry: DevicePass) -> PassView:
-    return build_from(PassView, entry, operators=tuple((*row, 0, 0, "") for row in entry.operators))
+        "energy_J": {},
+        "replay_difference": answer.replay.difference,
+    }
+    return {
+        "kind": answer.kind,
+        "title": f"{answer.model} on {answer.devices:,} {answer.device}",
+        "summary": answer.summary,
+        "details": [*_details(answer)],
+        "times": [times_view(answer.model, rows)],
+        "models": [model],
+        "sensitivity": {"unit": "throughput", "per_mm2": False, "rows": answer.sensitivity},
+        "reasons": [reason.why for reason in plan.reasons] if plan else [],
+        "cluster": answer.cluster,
+        "launch": answer.launch or None,
+        "tool": answer.tool,
+    }
 
 
 def _details(answer: PlanAnswer | EstimateAnswer) -> Iterator[tuple[str, str]]:

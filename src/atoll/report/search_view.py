@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from atoll.answers.answer import build_from
+from atoll.answers.answer import dumped
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
 from atoll.answers.search import DeviceComparison, NearAnswer, NextChip, SearchAnswer
@@ -13,26 +14,12 @@ from atoll.base.errors import AtollError
 from atoll.base.units import NOT_COUNTED, format_slower
 from atoll.explore.explain.device_comparison import DeviceComparer
 from atoll.explore.explain.neighbours import Neighbours
+from atoll.front import ScriptData
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, chip_template
 from atoll.report.space_view import answer_question, space_points
 from atoll.report.timeline import placement_timeline
-from atoll.report.timeline_view import timeline_view
-from atoll.report.view import (
-    BaselineView,
-    ChipView,
-    CoreCounts,
-    MemoryView,
-    ModelView,
-    PageView,
-    PassView,
-    SensitivityView,
-    StageView,
-    TableView,
-    TimeRow,
-    TimesView,
-)
-from atoll.step.parts import in_words
+from atoll.report.timeline_view import memory_view, timeline_view, times_view
 from atoll.store import StatusAnswer
 
 PARTS = {
@@ -49,7 +36,7 @@ PARTS = {
 
 def search_view(
     folder: Path | None, answer: SearchAnswer, status: StatusAnswer | None = None
-) -> PageView:
+) -> ScriptData:
     """Return the sections of a search's page."""
     best = answer.best
     unit = "score" if len(best.models) > 1 else "samples/s"
@@ -57,73 +44,62 @@ def search_view(
     if status is not None and status.state == "running":
         notes.append("Partial: a search is running in this folder; this is its last report.")
     points = space_points(folder, answer)
-    gains: SensitivityView | None = None
+    gains: ScriptData | None = None
     comparison: Mapping[str, DeviceComparison] = {}
     chip = best.accelerator
     try:
         neighbours = Neighbours.of(chip, answer_question(answer))
-        gains = SensitivityView(
-            unit=unit, per_mm2=True, rows=neighbours.steps(), base=neighbours.score
-        )
+        rows = neighbours.steps()
+        gains = {"unit": unit, "per_mm2": True, "rows": rows, "base": neighbours.score}
         comparison = DeviceComparer.of(answer, neighbours).compare(tuple(answer.beside))
     except AtollError as error:
         notes.append(f"No sensitivities: {error}")
     capacity_bytes = chip.hbm_GiB * 2**30
-    return PageView(
-        kind="search",
-        title=f"A chip for {', '.join(plan.model for plan in best.models)}",
-        summary=answer.summary,
-        details=(
+    return {
+        "kind": "search",
+        "title": f"A chip for {', '.join(plan.model for plan in best.models)}",
+        "summary": answer.summary,
+        "details": [
             *(("Note", note) for note in notes),
             ("Given", "; ".join(filter(None, (answer.given, f"MFU: {NOT_COUNTED}")))),
             ("Proof", certificate_words(answer.certificate)),
-        ),
-        facts=_facts(answer),
-        unit=unit,
-        score=answer.score,
-        best=chip,
-        chip=chip_view(chip),
-        baselines=_baselines(answer),
-        pareto={name: front.proven_within for name, front in answer.pareto.items()},
-        models=tuple(model_view(plan, chip, capacity_bytes) for plan in best.models),
-        times=_times(answer),
-        space=None if points is None else points.packed(),
-        sensitivity=gains,
-        comparison=comparison or None,
-        tables=() if answer.ahead is None else (_price_table(answer.ahead),),
-    )
+        ],
+        "facts": _facts(answer),
+        "unit": unit,
+        "score": answer.score,
+        "best": chip,
+        "chip": chip_view(chip),
+        "baselines": _baselines(answer),
+        "pareto": {name: front.proven_within for name, front in answer.pareto.items()},
+        "models": [model_view(plan, chip, capacity_bytes) for plan in best.models],
+        "times": _times(answer),
+        "space": None if points is None else points.packed(),
+        "sensitivity": gains,
+        "comparison": comparison or None,
+        "tables": [] if answer.ahead is None else [_price_table(answer.ahead)],
+    }
 
 
-def _price_table(ahead: NextChip) -> TableView:
+def _price_table(ahead: NextChip) -> ScriptData:
     run, *_ = ahead.words()
     heads = ("", "now", "a unit less takes", "a unit more brings")
-    rows = tuple(price.cells() for price in ahead.prices)
-    return TableView(title=f"The run that it follows: {run}", heads=heads, rows=rows)
+    rows = [price.cells() for price in ahead.prices]
+    return {"title": f"The run that it follows: {run}", "heads": heads, "rows": rows}
 
 
-def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> ModelView:
+def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> ScriptData:
     """Return schedules, pipeline and memory of one model on the best chip."""
-    timeline = placement_timeline(plan.placement)
+    timeline, stages = placement_timeline(plan.placement), plan.placement.stages
     searched = plan if isinstance(plan, SearchedModel) else None
-    return ModelView(
-        model=plan.model,
-        layers=tuple(map(_layer, searched.layers)) if searched else (),
-        cores=CoreCounts(tensor=chip.tensor_cores, vector=chip.vector_cores),
-        pipeline=None if timeline is None else timeline_view(timeline),
-        memory=MemoryView(
-            capacity_bytes=capacity_bytes,
-            stages=tuple(
-                StageView(
-                    name=f"stage {number}",
-                    layers=stage.layers,
-                    parts=stage.memory_parts_bytes,
-                )
-                for number, stage in enumerate(plan.placement.stages)
-            ),
-        ),
-        energy_J=searched.energy_parts_J if searched else {},
-        replay_difference=plan.replay_difference,
-    )
+    return {
+        "model": plan.model,
+        "layers": [*map(_layer, searched.layers)] if searched else [],
+        "cores": {"tensor": chip.tensor_cores, "vector": chip.vector_cores},
+        "pipeline": None if timeline is None else timeline_view(timeline),
+        "memory": memory_view(capacity_bytes, [(s.layers, s.memory_parts_bytes) for s in stages]),
+        "energy_J": searched.energy_parts_J if searched else {},
+        "replay_difference": plan.replay_difference,
+    }
 
 
 def certificate_words(proof: ArchitectureProof) -> str:
@@ -132,12 +108,13 @@ def certificate_words(proof: ArchitectureProof) -> str:
     return f"{proof.sentence} {proof.evaluated:,} were evaluated; ruled out: {ruled_out or 'none'}."
 
 
-def chip_view(chip: SizedChip) -> ChipView:
+def chip_view(chip: SizedChip) -> ScriptData:
     """Return the counts and areas of a chip's parts."""
     parts = area_parts(chip.device())
     parts["hbm_mm2"] = max(0.0, chip.area_mm2 - sum(parts.values()))
     shown = {PARTS.get(name, _label(name)): value for name, value in parts.items() if value > 1e-9}
-    return build_from(ChipView, chip, parts=shown)
+    fields: ScriptData = dumped(chip)
+    return fields | {"parts": shown}
 
 
 def _label(part: str) -> str:
@@ -174,40 +151,36 @@ def _near_words(near: NearAnswer, chip: SizedChip) -> str:
     )
 
 
-def _baselines(answer: SearchAnswer) -> tuple[BaselineView, ...]:
+def _baselines(answer: SearchAnswer) -> list[ScriptData]:
     """Return the scores of baselines, with the area of known chips."""
     template = chip_template(answer.best.accelerator.device())
     area_mm2, _ = load_accelerator_file(template.reference).area_and_power()
-    return tuple(
-        BaselineView(
-            name=name,
-            score=score,
-            remark=answer.baseline_remarks.get(name, ""),
-            area_mm2=area_mm2 if name.startswith("tpuv4") and score is not None else None,
-        )
+    return [
+        {
+            "name": name,
+            "score": score,
+            "remark": answer.baseline_remarks.get(name, ""),
+            "area_mm2": area_mm2 if name.startswith("tpuv4") and score is not None else None,
+        }
         for name, score in answer.baselines.items()
-    )
+    ]
 
 
-def _times(answer: SearchAnswer) -> tuple[TimesView, ...]:
+def _times(answer: SearchAnswer) -> list[ScriptData]:
     """Return the step by cause of the best design and the runners-up, per model."""
     runners_up = ((f"runner-up {n}", design) for n, design in enumerate(answer.runners_up, start=1))
     designs = [("best", answer.best), *runners_up]
-    return tuple(
-        TimesView(
-            title=plan.model,
-            rows=tuple(
-                TimeRow(
-                    name=name,
-                    about=_chip_words(design.accelerator),
-                    parts=in_words(design.models[index].placement.time_parts_s),
-                )
-                for name, design in designs
-                if index < len(design.models)
+    return [
+        times_view(
+            plan.model,
+            (
+                (name, _chip_words(d.accelerator), d.models[index].placement.time_parts_s)
+                for name, d in designs
+                if index < len(d.models)
             ),
         )
         for index, plan in enumerate(answer.best.models)
-    )
+    ]
 
 
 def _chip_words(chip: SizedChip) -> str:
@@ -218,9 +191,10 @@ def _chip_words(chip: SizedChip) -> str:
     )
 
 
-def _layer(entry: LayerPass) -> PassView:
+def _layer(entry: LayerPass) -> ScriptData:
     rows = tuple(
         (op.name, op.core, op.start_s, op.duration_s, op.tensor_cores, op.vector_cores, op.limit)
         for op in entry.operators
     )
-    return build_from(PassView, entry, operators=rows)
+    fields: ScriptData = dumped(replace(entry, operators=()))
+    return fields | {"operators": rows}

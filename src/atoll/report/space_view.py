@@ -22,9 +22,9 @@ from atoll.base.errors import AtollError
 from atoll.explore.answer.scope import open_space
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.run import make_objective, prepare_search
+from atoll.front import ScriptData
 from atoll.hardware.space import DesignSpace
 from atoll.questions import SearchQuestion
-from atoll.report.view import ColumnView, SpaceView
 from atoll.store import RunReader
 
 PLAN_COLUMNS = ("hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data")
@@ -54,17 +54,18 @@ class Points:
     total: int
     note: str = ""
 
-    def packed(self) -> SpaceView:
-        return SpaceView(
-            count=len(self.score),
-            total=self.total,
-            note=self.note,
-            shown=tuple(self.shown),
-            parameters={name: _coded_column(values) for name, values in self.parameters.items()},
-            score=_packed_floats(self.score),
-            state=_packed_bytes(self.state),
-            figures={name: _packed_floats(values) for name, values in self.figures.items()},
-        )
+    def packed(self) -> ScriptData:
+        """Return the columns as 32-bit floats and bytes (base64)."""
+        return {
+            "count": len(self.score),
+            "total": self.total,
+            "note": self.note,
+            "shown": self.shown,
+            "parameters": {name: _coded_column(v) for name, v in self.parameters.items()},
+            "score": _packed_floats(self.score),
+            "state": _packed_bytes(self.state),
+            "figures": {name: _packed_floats(v) for name, v in self.figures.items()},
+        }
 
 
 def space_points(folder: Path | None, answer: SearchAnswer) -> Points | None:
@@ -212,14 +213,16 @@ def _evaluated_designs(stored: _StoredRun, answer: SearchAnswer, why: str) -> Po
 # --- Packing --------------------------------------------------------------------------------------
 
 
-def _coded_column(values: NDArray[np.float64]) -> ColumnView:
-    """Return distinct values and the index per point (255 or 65535: no value)."""
+def _coded_column(values: NDArray[np.float64]) -> ScriptData:
+    """Return distinct values and the index per point, of one byte or two (wide); the highest means
+    no value.
+    """
     distinct = np.unique(values[~np.isnan(values)])
     wide = len(distinct) > 254
     kind = np.dtype("<u2") if wide else np.dtype("u1")
     none = np.iinfo(kind).max
     place = np.where(np.isnan(values), none, np.searchsorted(distinct, values)).astype(kind)
-    return ColumnView(values=tuple(distinct.tolist()), wide=wide, places=_packed_bytes(place))
+    return {"values": distinct.tolist(), "wide": wide, "places": _packed_bytes(place)}
 
 
 def _packed_floats(values: ArrayLike) -> str:

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 from atoll.answers.design import PlacementAnswer
 from atoll.answers.layout import MOST_PASSES, StepPasses
-from atoll.placement.replay import TAIL, replay_placement
+from atoll.placement.replay import placement_passes, replay_step
 from atoll.step.replay import Replay
-from atoll.training.replay import replay_step
 
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
 _KINDS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
@@ -77,23 +76,11 @@ def placement_timeline(placement: PlacementAnswer) -> Timeline | None:
     timed = all(stage.chunks or stage.forward_s is not None for stage in stages)
     if count * len(stages) > MOST_PASSES or not timed:
         return None
-    pipeline = replay_placement(placement).pipeline
-    parts = placement.time_parts_s
-    after = [(name.replace("_", " "), parts.get(name, 0.0)) for name in TAIL]
-    return _fill_timeline(
-        _slices(pipeline),
-        len(stages),
-        pipeline.time_s,
-        after,
-        placement.step_time_s,
-        max((stage.receive_s for stage in stages[1:]), default=0.0),
-        count,
-        count,
-    )
+    return plan_timeline(placement_passes(placement))
 
 
 def plan_timeline(step: StepPasses) -> Timeline:
-    """Return the step of a planned layout."""
+    """Return the step of these passes."""
     replayed = replay_step(step)
     pipeline, after = replayed.pipeline, list(step.after)
     if step.microbatches > step.replayed:

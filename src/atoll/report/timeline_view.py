@@ -1,30 +1,54 @@
-"""A timeline for the page, limited to MOST_SLICES slices."""
+"""Parts of pages that all answers have: a step by cause, the memory of stages, a timeline."""
 
 from __future__ import annotations
 
-from atoll.answers.answer import build_from
+from collections.abc import Iterable, Mapping, Sequence
+
+from atoll.front import ScriptData
 from atoll.report.timeline import AFTER, IDLE, Slice, Timeline
-from atoll.report.view import PipelineView
+from atoll.step.parts import in_words
 
 MOST_SLICES = 16_000
 
 
-def timeline_view(timeline: Timeline) -> PipelineView:
-    """Return slices per stage as short rows; of a long step the beginning and the end."""
+def times_view(title: str, rows: Iterable[tuple[str, str, Mapping[str, float]]]) -> ScriptData:
+    """Return steps by cause, from rows of (name, about, parts)."""
+    shown = [{"name": n, "about": about, "parts": in_words(parts)} for n, about, parts in rows]
+    return {"title": title, "rows": shown}
+
+
+def memory_view(
+    capacity_bytes: float, stages: Iterable[tuple[Sequence[str], Mapping[str, float]]]
+) -> ScriptData:
+    """Return the memory of a device per stage, from (layers, bytes by part)."""
+    shown = [
+        {"name": f"stage {number}", "layers": layers, "parts": parts}
+        for number, (layers, parts) in enumerate(stages)
+    ]
+    return {"capacity_bytes": capacity_bytes, "stages": shown}
+
+
+def timeline_view(timeline: Timeline) -> ScriptData:
+    """Return slices per stage as short rows [name, start, end, microbatch, chunk]; of a step of
+    more than MOST_SLICES the beginning and the end.
+    """
     total = sum(len(row) for row in timeline.stages)
     most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}
     stages = tuple(
         tuple(_slice_row(s, names) for s in _shortened(row, most)) for row in timeline.stages
     )
-    return build_from(
-        PipelineView,
-        timeline,
-        idle_s=tuple(timeline.idle_s()),
-        names=tuple(names),
-        stages=stages,
-        left_out=total - sum(len(row) for row in stages),
-    )
+    return {
+        "step_time_s": timeline.step_time_s,
+        "end_s": timeline.end_s,
+        "stretch": timeline.stretch,
+        "microbatches": timeline.microbatches,
+        "shown": timeline.shown,
+        "idle_s": timeline.idle_s(),
+        "names": [*names],
+        "stages": stages,
+        "left_out": total - sum(len(row) for row in stages),
+    }
 
 
 def _shortened(row: tuple[Slice, ...], most: int) -> tuple[Slice, ...]:

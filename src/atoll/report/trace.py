@@ -15,7 +15,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from atoll.answers.design import LayerPass, SearchedModel
 from atoll.answers.layout import PassParts
@@ -53,42 +53,16 @@ Work = tuple[float, float, float, float, bool]
 MOST_INSIDE = 20_000  # passes; the trace of a longer step omits the parts of passes
 
 
-class TraceEvent(TypedDict, total=False):
-    """One entry of the Trace Event Format."""
-
-    name: str
-    cat: str
-    ph: str
-    pid: int
-    tid: int
-    ts: float
-    dur: float
-    args: Mapping[str, str | int | float]
-    id2: Mapping[str, str]
-
-
-class PipelineSummary(TypedDict):
-    """Figures of one pipeline that a viewer shows with its events."""
-
-    step_time_s: float
-    stretch: float
-    microbatches: int
-    microbatches_shown: int
-    bubble_s: list[float]
-
-
-class ChromeTrace(TypedDict):
-    """A trace file."""
-
-    traceEvents: list[TraceEvent]
-    displayTimeUnit: str
-    otherData: dict[str, str | PipelineSummary]
+TraceEvent = dict[str, Any]
+"""One entry of the Trace Event Format."""
+ChromeTrace = dict[str, Any]
+"""A trace file."""
 
 
 def search_trace(answer: SearchAnswer | WaferAnswer) -> ChromeTrace:
     """Return the trace of a search's best design: pipeline and layer schedules per model."""
     events: list[TraceEvent] = []
-    about: dict[str, str | PipelineSummary] = {"tool": "atoll search"}
+    about: dict[str, Any] = {"tool": "atoll search"}
     stage, layer = STAGES, LAYERS
     for plan in answer.best.models:
         timeline = placement_timeline(plan.placement)
@@ -148,11 +122,12 @@ def check_trace_path(path: Path | None) -> None:
         check_place(lambda why: f"trace: {path} cannot be written ({why}); {words}.", path)
 
 
-def _file(events: list[TraceEvent], about: dict[str, str | PipelineSummary]) -> ChromeTrace:
+def _file(events: list[TraceEvent], about: dict[str, Any]) -> ChromeTrace:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _about(timeline: Timeline) -> PipelineSummary:
+def _about(timeline: Timeline) -> dict[str, Any]:
+    """Return the figures of one pipeline that a viewer shows with its events."""
     return {
         "step_time_s": timeline.step_time_s,
         "stretch": timeline.stretch,

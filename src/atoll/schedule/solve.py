@@ -24,8 +24,8 @@ from atoll.base.stopping import StopCheck, check_stop, never, watched
 from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Instance, prepare
 from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
-from atoll.schedule.problem import RESOURCES, Goal, Schedule, ScheduleProblem
-from atoll.schedule.quick import quick_of
+from atoll.schedule.list_kernels import Problems, Quick, quick_bounds
+from atoll.schedule.problem import RESOURCES, Arrays, Goal, Schedule, ScheduleProblem
 from atoll.schedule.series import ordered, part_begins
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
@@ -75,7 +75,9 @@ def solve(
 
 def quick(problem: ScheduleProblem) -> Schedule:
     """Return the best list schedule of the portfolio, with a cheap lower bound."""
-    lower, upper, kind, resource, start, option = quick_of(problem.arrays())
+    fast = quick_of(problem.arrays())
+    lower, upper = (float(seconds[0]) for seconds in (fast.lower_s, fast.upper_s))
+    kind, resource = (int(number[0]) for number in (fast.kind, fast.resource))
     if not np.isfinite(upper):
         fits = np.isfinite(problem.duration_s) & np.all(problem.demand <= problem.capacity, axis=2)
         stuck = int(np.flatnonzero(~fits.any(axis=1))[0])
@@ -89,13 +91,32 @@ def quick(problem: ScheduleProblem) -> Schedule:
         TRADE: f"critical path and {name} work",
     }[kind]
     return Schedule(
-        start_s=tuple(start.tolist()),
-        option=tuple(option.tolist()),
+        start_s=tuple(fast.start_s.tolist()),
+        option=tuple(fast.option.tolist()),
         makespan_s=upper,
         lower_bound_s=min(lower, upper),
         method="list",
         bound=bound,
     )
+
+
+def empty_quick(problems: int, operators: int) -> Quick:
+    """Return empty result arrays for `problems` problems with `operators` operators in total."""
+    lower_s, upper_s, start_s = np.zeros(problems), np.zeros(problems), np.zeros(operators)
+    kind, resource = np.zeros(problems, np.int64), np.zeros(problems, np.int64)
+    return Quick(lower_s, upper_s, kind, resource, start_s, np.zeros(operators, np.int64))
+
+
+def quick_of(arrays: Arrays) -> Quick:
+    """Return the fast bounds and schedule of a problem given by `ScheduleProblem.arrays`, by the
+    kernel for many problems."""
+    duration, demand, capacity, pred_ptr, pred_idx = arrays
+    begins = part_begins(pred_ptr, pred_idx)
+    first, ptr = np.zeros(1, np.int64), np.array([0, len(duration)], np.int64)
+    problems = Problems(ptr, duration, demand, capacity[None], first, pred_ptr, pred_idx, begins)
+    fast = empty_quick(1, len(duration))
+    quick_bounds(0, 1, problems, fast)
+    return fast
 
 
 def _solve_part(

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -72,8 +73,8 @@ class App:
             "summary": _summary,
             "scatter": _scatter,
             "table": _table,
-            "designs.csv": _csv,
-            "designs.json": _designs_json,
+            "designs.csv": partial(_download, "csv"),
+            "designs.json": partial(_download, "json"),
             "result.json": _result,
         }
 
@@ -98,9 +99,9 @@ class App:
                 reply = replace(reply, headers=(*reply.headers, *extra))
         except RefusedError as refused:
             allowed = (("Allow", "GET"),) if refused.status == 405 else ()
-            reply = _error(refused.status, str(refused), allowed)
+            reply = error_response(refused.status, str(refused), allowed)
         except AtollError as error:
-            reply = _error(400, str(error))
+            reply = error_response(400, str(error))
         return replace(reply, headers=(*HEADERS, *reply.headers))
 
     def _admitted(
@@ -116,6 +117,7 @@ class App:
                 f"Host {host[:80]!r} is not a name of this server; open it by its address, or "
                 "start it with --allow-host.",
             )
+        _content_bytes(headers)
         parts = _split_url(target)
         if method != "GET" and (method != "POST" or parts.path != CHECK):
             raise RefusedError(
@@ -227,16 +229,12 @@ def _table(run: SearchRun, query: Query) -> Response:
     return _json({"count": len(positions), "offset": offset, "rows": rows})
 
 
-def _csv(run: SearchRun, query: Query) -> Response:
+def _download(kind: str, run: SearchRun, query: Query) -> Response:
     columns, mask = run.picture(parse_filters(query, run.columns.names))
-    lines = csv_lines(columns, ordered(columns, mask, *_sorting(query, columns)))
-    return Response(200, "text/csv; charset=utf-8", lines, _attachment(run, "designs.csv"))
-
-
-def _designs_json(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query, run.columns.names))
-    lines = json_lines(columns, ordered(columns, mask, *_sorting(query, columns)))
-    return Response(200, JSON, lines, _attachment(run, "designs.json"))
+    lines = csv_lines if kind == "csv" else json_lines
+    content = lines(columns, ordered(columns, mask, *_sorting(query, columns)))
+    mime = "text/csv; charset=utf-8" if kind == "csv" else JSON
+    return Response(200, mime, content, _attachment(run, f"designs.{kind}"))
 
 
 def _result(run: SearchRun, query: Query) -> Response:
@@ -330,5 +328,7 @@ def _json(value: Any, headers: tuple[tuple[str, str], ...] = ()) -> Response:
     return Response(200, JSON, text.encode(), headers)
 
 
-def _error(status: int, sentence: str, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+def error_response(
+    status: int, sentence: str, headers: tuple[tuple[str, str], ...] = ()
+) -> Response:
     return Response(status, JSON, json.dumps({"error": sentence}).encode(), headers)

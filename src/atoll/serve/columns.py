@@ -1,4 +1,4 @@
-"""The designs of a run as arrays in memory, so that a million of them answer in milliseconds.
+"""The designs of a run as arrays in memory, so that a million of them answer at once.
 
 A `Columns` is an immutable snapshot, sorted by chip, replaced when the search has written more.
 Sort orders and bins are computed once per snapshot.
@@ -54,7 +54,7 @@ class Columns:
     bins: Mapping[str, Bins] = field(default_factory=dict)
     """Bins of the figures, parameters and plan columns."""
     codes: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))
-    """(designs, binned columns): index of the bar; designs without a value have index `bars`."""
+    """(binned columns, designs): index of the bar; designs without a value have index `bars`."""
     _orders: dict[tuple[str, bool], Ints] = field(default_factory=dict)
 
     @staticmethod
@@ -64,10 +64,10 @@ class Columns:
         version: int = 0,
     ) -> Columns:
         binned = [name for name in numbers if name not in ("chip", "design", "at")]
-        codes = np.empty((len(numbers["chip"]), len(binned)), np.int8)
+        codes = np.empty((len(binned), len(numbers["chip"])), np.int8)
         bins = {
-            name: _cut(numbers[name], codes[:, index], 1 if name in MEASURED else MOST_VALUES)
-            for index, name in enumerate(binned)
+            name: _cut(numbers[name], code, 1 if name in MEASURED else MOST_VALUES)
+            for name, code in zip(binned, codes, strict=True)
         }
         return Columns(numbers, texts, version, bins, codes)
 
@@ -85,10 +85,6 @@ class Columns:
         """Names of all columns, in the store's order."""
         return design_columns([n for n in self.numbers if n not in design_columns(())])
 
-    def place(self, name: str) -> int:
-        """Return the index of a binned column; -1 if it is not binned."""
-        return list(self.bins).index(name) if name in self.bins else -1
-
     def __len__(self) -> int:
         return len(self.numbers["chip"])
 
@@ -96,28 +92,10 @@ class Columns:
         """Return positions sorted by value, then by chip; designs without a value come last."""
         key = name, descending
         if key not in self._orders:
+            values = self.texts[name][0] if name in self.texts else self.numbers[name]
             # Two threads may compute the same; both results are right.
-            self._orders[key] = np.argsort(self._sortable(name, descending), kind="stable")
+            self._orders[key] = np.argsort(-values if descending else values, kind="stable")
         return self._orders[key]
-
-    def _sortable(self, name: str, descending: bool) -> NDArray[Any]:
-        """Return keys with the same order; small integers sort much faster than floats."""
-        if name in self.texts:
-            codes = self.texts[name][0]
-            return -codes if descending else codes
-        bins = self.bins.get(name)
-        if bins is None or not bins.exact:
-            values = self.numbers[name]
-            return -values if descending else values
-        bars = self.codes[:, self.place(name)]
-        return np.where(bars == bins.bars, bins.bars, bins.bars - 1 - bars) if descending else bars
-
-    def prepare(self) -> None:
-        """Sort by every column with ranges before the first request."""
-        for name, bins in self.bins.items():
-            if not bins.exact:
-                for descending in (True, False):
-                    self.order(name, descending)
 
     def position(self, chip: int) -> int | None:
         """Return the position of a chip, or None."""

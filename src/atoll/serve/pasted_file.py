@@ -16,8 +16,8 @@ from typing import Any
 from atoll.answers.validation import CheckAnswer
 from atoll.base.errors import AtollError
 from atoll.files.inputs import reading_only
+from atoll.front import ScriptData
 from atoll.report.plan_view import plan_view
-from atoll.report.view import PageView
 from atoll.workload.families.hub import cache_folder
 
 MOST_BYTES = 256 * 1024
@@ -32,7 +32,7 @@ class Verdict:
     """The check of a launch file, and its page view."""
 
     check: CheckAnswer
-    view: PageView
+    view: ScriptData
 
 
 def check_pasted(body: bytes) -> Verdict:
@@ -61,7 +61,7 @@ def check_pasted(body: bytes) -> Verdict:
                 (n, words.replace(str(path), name)) for n, words in check_result.summary()
             )
             answer = replace(check_result.answer, file=name, notes=notes)
-            return Verdict(answer, replace(plan_view(answer.estimate), summary=lines))
+            return Verdict(answer, plan_view(answer.estimate) | {"summary": lines})
         except AtollError as error:
             raise AtollError(str(error).replace(str(path), name)) from None
 
@@ -69,6 +69,7 @@ def check_pasted(body: bytes) -> Verdict:
 def _parse_request(body: bytes) -> dict[str, Any]:
     try:
         request = json.loads(body)
+        json.dumps(request, ensure_ascii=False).encode()  # half of a surrogate pair is no character
     except (ValueError, RecursionError):
         raise AtollError("expected the question as JSON") from None
     if not isinstance(request, dict) or not request.keys() <= set(_FIELDS):

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from atoll.answers.answer import build_from
 from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
-from atoll.serve.columns import MOST_VALUES, RANGES, TEXTS, Columns, Row
-from atoll.serve.compiled_counts import count_bars, extent, fill_cells, walk_front
+from atoll.serve.columns import TEXTS, Columns, Row
 
 Mask = NDArray[np.bool_]
 
@@ -23,7 +22,6 @@ MOST_POINTS = 1500
 """Up to this many designs are drawn as points; more are counted in cells."""
 CELLS = (96, 60)
 HIGHER_IS_BETTER = ("score", "samples_per_s")
-FIGURES = ("area_mm2", "power_W", "score")
 LOWER_IS_BETTER = ("area_mm2", "power_W", "energy_per_token_J", "step_time_s")
 
 
@@ -86,17 +84,6 @@ def passing_mask(columns: Columns, filters: Filters) -> Mask:
     return mask
 
 
-def compile_all() -> None:
-    """Compile all kernels before the first request."""
-    columns = Columns.empty()
-    histograms(columns, Filters((("score", 0.0, 1.0),)))
-    mask = passing_mask(columns, Filters())
-    scatter(columns, mask, "area_mm2", "score")
-    front(columns, mask, "area_mm2", "score")
-    cells = np.zeros(CELLS, np.int64)
-    fill_cells(mask, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), cells, cells.copy())
-
-
 def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> Ints:
     """Return positions of the designs that pass, sorted by a column; missing values last."""
     order = columns.order(check_column(sort, columns.names), descending)
@@ -124,17 +111,17 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[Histogram]
     A bar counts the designs that pass every filter except the column's own, which shows where its
     range could be moved to.
     """
-    filtered = [columns.place(name) for name, _, _ in filters.ranges]
-    filtered += [-1] * len(filters.texts)
-    counts = np.zeros((len(columns.bins), max(RANGES, MOST_VALUES) + 1), np.int64)
     fails = failing_designs(columns, filters)
-    passed = count_bars(columns.codes, fails, np.array(filtered, np.int64), counts)
+    failed = fails.sum(axis=0)
+    failing = {name: mask for (name, *_), mask in zip(filters.ranges, fails, strict=False)}
     histograms = []
-    for index, (name, bins) in enumerate(columns.bins.items()):
-        if bins.bars > 1 or index in filtered:
-            shown = tuple(counts[index, : bins.bars].tolist())
+    for (name, bins), codes in zip(columns.bins.items(), columns.codes, strict=True):
+        if bins.bars > 1 or name in failing:
+            counted = failed <= failing[name] if name in failing else failed == 0
+            counts = np.bincount(codes[counted], minlength=bins.bars)[: bins.bars]
+            shown = tuple(counts.tolist())
             histograms.append(build_from(Histogram, bins, column=name, counts=shown))
-    return int(passed), histograms
+    return int(np.count_nonzero(failed == 0)), histograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +149,9 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
     A cell names its best design by score.
     """
     across, up = (columns.numbers[check_column(name, columns.numbers)] for name in (x, y))
-    chips, score = columns.numbers["chip"], columns.numbers["score"]
-    ends = np.zeros(4)
-    shown = int(extent(mask, across, up, ends))
+    chips = columns.numbers["chip"]
+    has_both = mask & ~np.isnan(across) & ~np.isnan(up)
+    shown = int(np.count_nonzero(has_both))
     plot = Scatter(x=x, y=y, shown=shown, total=len(columns), mode="points")
     if shown == 0:
         return plot
@@ -172,22 +159,28 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
     def points(positions: Ints) -> tuple[tuple[int, float, float], ...]:
         return tuple((int(chips[i]), float(across[i]), float(up[i])) for i in positions)
 
-    left, right, low, high = ends.tolist()
-    has_both = mask & ~np.isnan(across) & ~np.isnan(up)
-    scores = np.where(has_both & ~np.isnan(score), score, -np.inf)
+    ends = [(float(v[has_both].min()), float(v[has_both].max())) for v in (across, up)]
+    best_last = columns.order("score", descending=True)[::-1]
+    best_last = best_last[has_both[best_last]]
     edge = points(front(columns, mask, x, y))
     plot = replace(
         plot,
-        domain=((left, right), (low, high)),
+        domain=(ends[0], ends[1]),
         front=tuple(sorted(edge, key=lambda p: p[1], reverse=x in HIGHER_IS_BETTER)),
-        best=next(iter(points(np.array([scores.argmax()])))),
+        best=next(iter(points(best_last[-1:]))),
     )
     if shown <= MOST_POINTS:
         return replace(plot, points=points(np.flatnonzero(has_both)))
-    counts, best = np.zeros(CELLS, np.int64), np.full(CELLS, -1, np.int64)
-    fill_cells(mask, across, up, score, ends, counts, best)
-    a, b = np.nonzero(counts)
-    cells = np.column_stack([a, b, counts[a, b], chips[best[a, b]].astype(np.int64)])
+    cell_x, cell_y = (
+        np.minimum((values[best_last] - low) * (count / (high - low or 1.0)), count - 1)
+        for values, (low, high), count in zip((across, up), ends, CELLS, strict=True)
+    )
+    place = cell_x.astype(np.int64) * CELLS[1] + cell_y.astype(np.int64)
+    counts, best = np.bincount(place), np.zeros(CELLS[0] * CELLS[1], np.int64)
+    best[place] = best_last  # of equal cells the last one stays
+    full = np.flatnonzero(counts)
+    a, b = np.divmod(full, CELLS[1])
+    cells = np.column_stack([a, b, counts[full], chips[best[full]].astype(np.int64)])
     return replace(plot, mode="cells", grid=CELLS, cells=tuple(map(tuple, cells.tolist())))
 
 
@@ -195,13 +188,14 @@ def front(columns: Columns, mask: Mask, x: str, y: str) -> Ints:
     """Return the Pareto front as positions; empty if a column has no better direction."""
     if not {x, y} <= {*HIGHER_IS_BETTER, *LOWER_IS_BETTER} or x == y:
         return np.empty(0, np.int64)
+    cost, gain = columns.numbers[x] * (-1 if x in HIGHER_IS_BETTER else 1), columns.numbers[y]
     order = columns.order(y, descending=y in HIGHER_IS_BETTER)
-    cost = columns.numbers[x]
-    front_positions = np.empty(len(columns), np.int64)
-    count = walk_front(
-        order, mask, -cost if x in HIGHER_IS_BETTER else cost, columns.numbers[y], front_positions
-    )
-    return front_positions[:count]
+    order = order[(mask & ~np.isnan(cost) & ~np.isnan(gain))[order]]
+    cheapest_before = np.minimum.accumulate(np.append(np.inf, cost[order]))[:-1]
+    order = order[cost[order] < cheapest_before]
+    last_of_gain = np.append(np.diff(gain[order]) != 0, True)  # which is the cheapest of them
+    chosen: Ints = order[last_of_gain[: len(order)]]
+    return chosen
 
 
 def csv_lines(columns: Columns, positions: Ints) -> Iterator[bytes]:

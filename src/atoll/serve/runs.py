@@ -8,31 +8,21 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from atoll.answers.answer import build_from, checked
+from atoll.answers.answer import checked, dumped
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.base.errors import AtollError
 from atoll.files.atomic_file import as_written
+from atoll.front import ScriptData
 from atoll.report.folder import SWEEP, StoredAnswer, open_folder, read_plan, read_sweep
 from atoll.report.page import make_view
-from atoll.report.view import PageView
 from atoll.serve.columns import Columns, Gatherer
-from atoll.serve.query import Filters, Mask, compile_all, histograms, passing_mask
-from atoll.serve.summaries import (
-    AnswerSummary,
-    ModelJob,
-    Moment,
-    PlanDetails,
-    PlanSummary,
-    SearchDetails,
-    SearchSummary,
-    SweepSummary,
-)
+from atoll.serve.query import Filters, Mask, histograms, passing_mask
 from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
@@ -44,6 +34,14 @@ WAFER = ("result.json", "mapping.json")
 LOOK_S = 0.5
 """Interval between two checks of a store for changes."""
 MOST_PROGRESS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class ModelJob:
+    """Fields of a wafer's or a plan's stored job that the explorer reads."""
+
+    devices: int
+    model: str
 
 
 class SearchRun:
@@ -101,30 +99,28 @@ class SearchRun:
         except AtollError:
             return  # reported when a user requests it
 
-    def summary(self) -> SearchSummary:
+    def summary(self) -> ScriptData:
         """Return the run as one line of the list of runs."""
-        return build_from(
-            SearchSummary,
-            self._status,
-            id=self.name,
-            kind=self.kind,
-            folder=str(self.folder),
-            models=self.models,
-            devices=self.devices,
-            parameters=self.parameters,
-            loaded=len(self.columns),
-            reading=self.read,
-            version=self.columns.version,
-            trouble=self.trouble,
-        )
+        status: ScriptData = dumped(self._status)
+        return status | {
+            "id": self.name,
+            "kind": self.kind,
+            "folder": str(self.folder),
+            "models": self.models,
+            "devices": self.devices,
+            "parameters": self.parameters,
+            "loaded": len(self.columns),
+            "reading": self.read,
+            "version": self.columns.version,
+            "trouble": self.trouble,
+        }
 
-    def details(self) -> SearchDetails:
-        """Return the run with its job and, once available, its answer."""
+    def details(self) -> ScriptData:
+        """Return the run with its job and, once available, its answer without large parts."""
         job = {k: v for k, v in self.identity.items() if k != "space_content"}
-        status, answer = self._status, self._answer_summary
-        return build_from(SearchDetails, self.summary(), job=job, status=status, result=answer)
+        return self.summary() | {"job": job, "result": self._answer_summary}
 
-    def progress(self) -> tuple[Moment, ...]:
+    def progress(self) -> list[ProgressPoint]:
         return self._progress
 
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
@@ -145,7 +141,6 @@ class SearchRun:
 
     def _watch(self) -> None:
         pause = 0.0
-        compile_all()
         while not self._asleep.wait(pause):
             began = time.monotonic()
             try:
@@ -181,30 +176,53 @@ class SearchRun:
         columns = gathered.joined(self.columns)
         if columns is not self.columns:
             self._read_until_s = float(columns.numbers["at"].max())
-            columns.prepare()
             self.columns = columns
         self.read = 0
 
     def _read_status(self, reader: RunReader) -> None:
         status = reader.status()
-        self._status = replace(status, bound=_finite_bound(status.bound))
-        self._progress = thinned(reader.progress())
-        self._answer_summary: AnswerSummary | None = None
+        self._status, self._progress = status, thinned(reader.progress())
+        self._answer_summary: ScriptData | None = None
         if self.kind == "planning":
             done = status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
         elif isinstance(answer := reader.result(), SearchAnswer | WaferAnswer):
             remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
-            self._answer_summary = build_from(AnswerSummary, answer, baseline_remarks=remarks)
+            self._answer_summary = {
+                "summary": answer.summary,
+                "certificate": answer.certificate,
+                "baselines": answer.baselines,
+                "baseline_remarks": remarks,
+            }
 
 
-class PlanRun:
+class FinishedRun:
+    """A folder whose answer does not change."""
+
+    kind: str
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+
+    def start(self) -> None:
+        """Watch nothing."""
+
+    def stop(self) -> None:
+        """Stop nothing."""
+
+    def summary(self) -> ScriptData:
+        """Return the run as one line of the list of runs."""
+        folder = str(self.folder)
+        return {"id": self.name, "kind": self.kind, "folder": folder, "state": "finished"}
+
+
+class PlanRun(FinishedRun):
     """A folder with a plan.json."""
 
     kind = "plan"
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+        super().__init__(name, folder)
         as_written(folder / PLAN)
         self.content = read_plan(folder / PLAN)
         self.whatif = PlanWhatIf(self.content)
@@ -212,58 +230,36 @@ class PlanRun:
     def shown(self) -> Run:
         return self
 
-    def start(self) -> None:
-        """A plan does not change."""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-
-    def summary(self) -> PlanSummary:
+    def summary(self) -> ScriptData:
         answer = self.content
-        return PlanSummary(
-            id=self.name,
-            kind=self.kind,
-            folder=str(self.folder),
-            state="finished",
-            models=(answer.model,),
-            devices=answer.devices,
-            device=answer.device,
-            step_time_s=answer.step_time_s,
-            mfu=answer.mfu,
-            layouts=len(self.whatif.layouts()),
-        )
+        return super().summary() | {
+            "models": (answer.model,),
+            "devices": answer.devices,
+            "device": answer.device,
+            "step_time_s": answer.step_time_s,
+            "mfu": answer.mfu,
+            "layouts": len(self.whatif.layouts()),
+        }
 
-    def details(self) -> PlanDetails:
-        return build_from(PlanDetails, self.summary(), plan=self.content)
+    def details(self) -> ScriptData:
+        return self.summary() | {"plan": self.content}
 
 
-class SweepRun:
-    """A folder with a sweep.json."""
+class SweepRun(FinishedRun):
+    """A folder with a sweep.json; its models and devices may be axes."""
 
     kind = "sweep"
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.name, self.folder = name, folder
+        super().__init__(name, folder)
         self.content = read_sweep(folder)
 
     def shown(self) -> Run:
         return self
 
-    def start(self) -> None:
-        """A sweep does not change."""
-
-    def stop(self) -> None:
-        """Nothing to stop."""
-
-    def summary(self) -> SweepSummary:
-        return SweepSummary(
-            id=self.name,
-            kind=self.kind,
-            folder=str(self.folder),
-            state="finished",
-            axes=self.content.axes,
-            questions=len(self.content.rows),
-        )
+    def summary(self) -> ScriptData:
+        more = {"axes": self.content.axes, "questions": len(self.content.rows)}
+        return super().summary() | more
 
     details = summary
 
@@ -275,10 +271,10 @@ class Reports:
     """Cache of the last report per folder; a report takes seconds, so one is made at a time."""
 
     def __init__(self) -> None:
-        self._views: dict[Path, tuple[StoredAnswer, PageView]] = {}
+        self._views: dict[Path, tuple[StoredAnswer, ScriptData]] = {}
         self._making = threading.Lock()
 
-    def view(self, folder: Path) -> PageView:
+    def view(self, folder: Path) -> ScriptData:
         """Return the page view of the answer that a folder holds."""
         if (folder / SWEEP).exists():
             return make_view(read_sweep(folder), None, None)
@@ -377,15 +373,9 @@ def _free_name(folder: Path, runs: Mapping[str, Run]) -> str:
     return next(name for name in names if name not in runs)
 
 
-def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:
+def thinned(points: Sequence[ProgressPoint]) -> list[ProgressPoint]:
     """Thin progress to every change of the best score and about MOST_PROGRESS even samples."""
     shown = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
     changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
     shown |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
-    kept = [points[i] for i in sorted(shown)]
-    return tuple(build_from(Moment, point, bound=_finite_bound(point.bound)) for point in kept)
-
-
-def _finite_bound(bound: float | None) -> float | None:
-    """Return the bound, or None while nothing is bounded (stored as the largest float)."""
-    return bound if bound is not None and bound < 1e300 else None
+    return [points[i] for i in sorted(shown)]

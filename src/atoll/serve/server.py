@@ -11,14 +11,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
-from atoll.serve.app import App
-from atoll.serve.guard import Guard, make_guard
+from atoll.serve.app import App, Response, error_response
+from atoll.serve.guard import HEADERS, Guard, make_guard
 from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
@@ -45,7 +46,17 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.responding(self.connection):
             self._send(self.server)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse a request whose head cannot be parsed, without repeating any of it."""
+        self.request_version = self.protocol_version  # else there may be no status line
+        self.close_connection = True
+        status = {501: 405, 505: 400}.get(code, code)
+        self._write(error_response(status, f"{HTTPStatus(status).phrase}.", HEADERS))
+
     def _send(self, server: _Server) -> None:
+        if self.headers.defects:
+            self.send_error(400)
+            return
         names = {name.lower() for name in self.headers}
         headers = {name: ", ".join(self.headers.get_all(name, ())) for name in names}
         body = self.rfile.read(server.app.body_bytes(self.command, self.path, headers))
@@ -55,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
         length = headers.get("content-length", "0")
         has_body = length != "0" or "transfer-encoding" in headers
         self.close_connection = self.close_connection or has_body
+        self._write(response)
+
+    def _write(self, response: Response) -> None:
         self.send_response(response.status)
         for name, value in response.headers:
             self.send_header(name, value)

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from atoll.fabric.network import Network
 from atoll.files.yamlfile import FileModel, validate_dict
+from atoll.front import ScriptData
 
 GIB = 2.0**30
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
@@ -21,27 +22,6 @@ MOST_DEVICES = 2**20
 
 Positive = Annotated[float, Field(gt=0, lt=1e15)]
 Count = Annotated[int, Field(gt=0, le=MOST_DEVICES)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slider:
-    """One control: its values, and the index of the current value."""
-
-    name: str
-    label: str
-    unit: str
-    values: tuple[int | float, ...]
-    now: int
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfOptions:
-    """Controls of a what-if estimate."""
-
-    sliders: tuple[Slider, ...]
-    note: str
-    global_batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +95,14 @@ def cache_put(cache: dict[Any, Any], key: object, value: object, most: int) -> N
 
 def slider(
     name: str, label: str, unit: str, values: Sequence[float], now: float, note: str = ""
-) -> Slider:
-    """Build a slider over these values and the current one."""
+) -> ScriptData:
+    """Build a slider over these values and the current one, with the index of that (`now`)."""
     all_values = sorted({float(value) for value in values} | {float(now)})
     shown = tuple(int(number) if number.is_integer() else number for number in all_values)
     position = all_values.index(float(now))
-    return Slider(name=name, label=label, unit=unit, values=shown, now=position, note=note)
+    return {
+        "name": name, "label": label, "unit": unit, "values": shown, "now": position, "note": note,
+    }  # fmt: skip
 
 
 def doublings(value: float, least: float = 0.0) -> list[float]:
@@ -129,7 +111,7 @@ def doublings(value: float, least: float = 0.0) -> list[float]:
     return [candidate for candidate in candidates if candidate >= least]
 
 
-def job_sliders(sequence: int, batch: int) -> tuple[Slider, ...]:
+def job_sliders(sequence: int, batch: int) -> tuple[ScriptData, ...]:
     """Return sliders for sequence, batch and compute rate."""
     integers = [[n for n in doublings(now, 1) if n.is_integer()] for now in (sequence, batch)]
     return (
@@ -139,7 +121,7 @@ def job_sliders(sequence: int, batch: int) -> tuple[Slider, ...]:
     )
 
 
-def link_slider(network: Network) -> Slider:
+def link_slider(network: Network) -> ScriptData:
     """Return the slider for all network levels; its note states their bandwidths at 1 x."""
     bandwidths = (f"{level.name} {level.bandwidth_Bps / 1e9:g} GB/s" for level in network.levels)
     note = f"1 x is {', '.join(bandwidths)} per device"

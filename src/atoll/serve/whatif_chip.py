@@ -26,6 +26,7 @@ from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Spreads, Variants, make_variants, make_workload
 from atoll.explore.run import prepare_search
 from atoll.explore.stored_journal import space_identity
+from atoll.front import ScriptData
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
@@ -36,7 +37,6 @@ from atoll.serve.whatif import (
     Change,
     NoEstimate,
     StepFigures,
-    WhatIfOptions,
     cache_put,
     doublings,
     job_sliders,
@@ -95,7 +95,7 @@ class ChipWhatIf:
         self._variants: dict[tuple[Any, ...], Variants] = {}
         self._times: dict[tuple[Any, ...], PassTimes] = {}
 
-    def options(self, design: StoredDesign, model: int) -> WhatIfOptions:
+    def options(self, design: StoredDesign, model: int) -> ScriptData:
         """Return the sliders of a design, and a note."""
         with self._lock:
             job, _, setting = self._open()
@@ -121,7 +121,7 @@ class ChipWhatIf:
                 )
             sequence = job.models[model].sequence or workload.sequence
             sliders += job_sliders(sequence, batch)
-            return WhatIfOptions(sliders=tuple(sliders), note=self._note(), global_batch=batch)
+            return {"sliders": sliders, "note": self._note(), "global_batch": batch}
 
     def estimate(
         self, design: StoredDesign, model: int, change: Change, refine: bool = False

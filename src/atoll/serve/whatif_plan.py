@@ -11,6 +11,7 @@ from atoll.answers.answer import checked
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop, StoppedError
+from atoll.front import ScriptData
 from atoll.questions import EstimateQuestion, PlanQuestion
 from atoll.questions.devices import LaunchQuestion
 from atoll.serve.whatif import (
@@ -19,7 +20,6 @@ from atoll.serve.whatif import (
     Change,
     NoEstimate,
     StepFigures,
-    WhatIfOptions,
     cache_put,
     doublings,
     job_sliders,
@@ -58,7 +58,7 @@ class PlanWhatIf:
         runners_up = answer.runners_up if isinstance(answer, PlanAnswer) else ()
         return [answer.layout, *(runner_up.axes for runner_up in runners_up)]
 
-    def options(self, number: int) -> WhatIfOptions:
+    def options(self, number: int) -> ScriptData:
         with self._lock:
             run, layout = self._open(), self._layout(number)
             ranks = layout.model_ranks
@@ -74,7 +74,7 @@ class PlanWhatIf:
                 *job_sliders(run.sequence, run.global_batch),
             ]
             note = self._note(run) if number == 0 else ""
-            return WhatIfOptions(sliders=tuple(sliders), note=note, global_batch=run.global_batch)
+            return {"sliders": sliders, "note": note, "global_batch": run.global_batch}
 
     def estimate(self, number: int, change: Change) -> StepFigures | NoEstimate:
         """Estimate the step under the change, or return the reason why there is none."""

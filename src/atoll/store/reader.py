@@ -13,13 +13,13 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from atoll.answers.answer import checked, parse_answer
+from atoll.answers.answer import build_from, checked, parse_answer
 from atoll.answers.designs import Identity, RunKind, ShownParameter, StatusAnswer, StoredDesign
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
@@ -33,6 +33,7 @@ from atoll.store.lock import lock_holder
 from atoll.store.schema import (
     FIGURES,
     FILE,
+    UNBOUNDED,
     check_pages,
     check_record,
     check_version,
@@ -68,7 +69,8 @@ class ProgressPoint:
     total: int
     evaluated: int
     score: float
-    bound: float
+    bound: float | None
+    """None where nothing is bounded yet."""
 
 
 class RunReader:
@@ -123,12 +125,14 @@ class RunReader:
     def status(self) -> StatusAnswer:
         """Return the status of the latest run."""
         run = self._single_row("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
-        last = next(self._records("progress", "ORDER BY rowid DESC LIMIT 1"), None)
+        begun = ProgressPoint(int(run["run"]), 0.0, "", 0, 0, 0, 0.0, 0.0)
+        last = next(self._points("ORDER BY rowid DESC LIMIT 1"), begun)
         state = str(run["status"])
         if state == "running" and lock_holder(self.folder) is None:
             state = "killed"
-        score, bound = (last["score"], last["bound"]) if last else (0.0, 0.0)
-        return StatusAnswer(
+        return build_from(
+            StatusAnswer,
+            last,
             state=state,
             pid=run["pid"],
             host=run["host"],
@@ -136,13 +140,7 @@ class RunReader:
             bounded=int(self._single_row("SELECT count(*) FROM bounds")[0]),
             evaluated=int(self._single_row("SELECT count(DISTINCT chip) FROM evaluations")[0]),
             designs=self.count(),
-            phase=last["phase"] if last else "",
-            left=last["left"] if last else 0,
-            total=last["total"] if last else 0,
-            score=score,
-            bound=bound,
-            seconds=last["seconds"] if last else 0.0,
-            gap=relative_gap(score, bound) if score > 0.0 and bound > 0.0 else None,
+            gap=relative_gap(last.score, last.bound) if last.score > 0.0 and last.bound else None,
         )
 
     def incumbents(self) -> list[Incumbent]:
@@ -152,9 +150,13 @@ class RunReader:
 
     def progress(self) -> list[ProgressPoint]:
         """Return score and bound over time."""
+        return list(self._points("ORDER BY rowid"))
+
+    def _points(self, which: str) -> Iterator[ProgressPoint]:
         names = [field.name for field in fields(ProgressPoint)]
-        rows = self._records("progress", "ORDER BY rowid")
-        return [ProgressPoint(*(row[name] for name in names)) for row in rows]
+        for row in self._records("progress", which):
+            point = ProgressPoint(*(row[name] for name in names))
+            yield point if row["bound"] < UNBOUNDED else replace(point, bound=None)
 
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
         """Return the last recorded answer, or None."""

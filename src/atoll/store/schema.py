@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import struct
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
 PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
 """Plan columns of the first model; `plans` has those of all models."""
 
+UNBOUNDED = sys.float_info.max
+"""Stored as the bound while nothing is bounded."""
 _SUM = "crc INTEGER NOT NULL"
 
 

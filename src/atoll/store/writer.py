@@ -8,12 +8,10 @@ synchronised with the disk every few seconds.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import socket
 import sqlite3
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +32,7 @@ from atoll.store.schema import (
     FILE,
     PLAN,
     REMOVED,
+    UNBOUNDED,
     check_pages,
     check_record,
     check_version,
@@ -276,8 +275,7 @@ class RunStore:
         now = time.monotonic()
         if now - self._progress_s > PROGRESS_S or score != self._progress_score:
             self._progress_s, self._progress_score = now, score
-            finite = bound if math.isfinite(bound) else sys.float_info.max
-            self.put_progress(phase, left, total, chip, score, finite)
+            self.put_progress(phase, left, total, chip, score, min(bound, UNBOUNDED))
 
     def end(self, answer: Identity, proof: Certificate, early: bool) -> None:
         """Record the answer and the final status."""

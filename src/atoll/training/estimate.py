@@ -41,7 +41,7 @@ from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
 from atoll.training.operators.step_clock import drawn_W
 from atoll.training.run import Run
-from atoll.training.shard_kernels import shard_copies_s, update_floor_s
+from atoll.training.shard_kernels import shard_copies_s, update_s
 from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.training.uncertainty import (
     Spread,
@@ -381,8 +381,9 @@ def rank_compute_s(estimate: Estimate, stage: int) -> float:
     passes = stage_time.forward, stage_time.backward, stage_time.recompute
     pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
     stepper, shares = estimate.prices.shares(estimate.layout)
-    parts_s = stepper.microbatches * pass_s + step.accumulate_s + step.optimizer_s
-    parts_s += shard_copies_s(stepper, shares[stage])
+    layers = estimate.prices.layers_of(estimate.layout, shares[stage])
+    parts_s = stepper.microbatches * pass_s + step.accumulate_s
+    parts_s += update_s(stepper, layers, step.optimizer_s) + shard_copies_s(stepper, shares[stage])
     return parts_s * estimate.run.stack.slack
 
 
@@ -398,7 +399,8 @@ def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
         times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
         times_s["streaming"] += step.accumulate_s
         times_s["streaming"] += shard_copies_s(stepper, chunks)
-        return times_s | {"optimizer": max(step.optimizer_s, update_floor_s(stepper, chunks))}
+        updated_s = update_s(stepper, prices.layers_of(layout, chunks), step.optimizer_s)
+        return times_s | {"optimizer": updated_s}
 
     # Where the host or others limit the step, the device draws less and keeps a higher clock.
     busy_s = sum(classes_s(estimator).values())

@@ -3,48 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
 
 from atoll.answers.layout import PassParts, StepPasses
+from atoll.placement.replay import ReplayedStep, replay_step
 from atoll.step.layout import Layout
-from atoll.step.replay import Replay, pipeline_s, replay
 from atoll.training.estimate import Estimate
 from atoll.training.run import Run
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
 PART_NAMES = "compute", "tensor parallel", "context parallel", "expert parallel", "sharded weights"
 MOST_PASSES = 60_000  # of all stages in a timeline; more only repeat the steady state
-
-
-@dataclass(frozen=True)
-class ReplayedStep:
-    """A step with its single passes."""
-
-    step: StepPasses
-    pipeline: Replay
-
-    @property
-    def unreplayed_s(self) -> float:
-        """Seconds of the microbatches that are not replayed."""
-        step = self.step
-        if step.replayed == step.microbatches:
-            return 0.0
-        arrays = (np.array([values]) for values in (step.passes, *step.messages_s))
-        passes_s, *messages = arrays
-        (all_s,) = pipeline_s(step.schedule, passes_s, step.microbatches, *messages)
-        return max(0.0, float(all_s) - self.pipeline.time_s)
-
-    @property
-    def time_s(self) -> float:
-        after_s = sum(seconds for _, seconds in self.step.after)
-        return (self.pipeline.time_s + self.unreplayed_s + after_s) * self.step.slack
-
-    @property
-    def difference(self) -> float:
-        """Estimated over replayed step time, minus 1."""
-        return self.step.step_time_s / self.time_s - 1
 
 
 def step_passes(estimate: Estimate) -> StepPasses:
@@ -97,10 +65,6 @@ def stage_passes(
 def _parts(*passes: PassSeconds) -> dict[str, float]:
     parts_s = zip(PART_NAMES, map(sum, zip(*passes, strict=True)), strict=True)
     return {name: seconds for name, seconds in parts_s if seconds > 0.0}
-
-
-def replay_step(step: StepPasses) -> ReplayedStep:
-    return ReplayedStep(step, replay(step.schedule, step.passes, step.replayed, *step.messages_s))
 
 
 def replay_estimate(estimate: Estimate) -> ReplayedStep:

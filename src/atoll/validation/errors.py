@@ -10,6 +10,11 @@ from numpy.typing import NDArray
 from atoll.answers.validation import Errors
 
 
+def relative_error(predicted: float | None, measured: float | None) -> float | None:
+    """Return predicted / measured - 1; None if either is missing."""
+    return None if predicted is None or measured is None else predicted / measured - 1
+
+
 def error_summary(errors: NDArray[np.float64] | Sequence[float]) -> Errors:
     """Return mean, median and 90th percentile of absolute errors, and the signed mean."""
     sizes = np.abs(errors)

@@ -21,7 +21,7 @@ from atoll.training.estimate import Estimate, Estimator, rank_compute_s, stage_c
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
 from atoll.training.run import Run
 from atoll.training.site import Site
-from atoll.validation.errors import error_summary
+from atoll.validation.errors import error_summary, relative_error
 from atoll.validation.kineto import profiled_classes_s
 from atoll.validation.row_runs import (
     peak_meaning,
@@ -73,9 +73,8 @@ class Prediction:
     @property
     def time_error(self) -> float | None:
         """Predicted / measured step time - 1."""
-        if self.predicted is None or self.row.time_s is None:
-            return None
-        return self.predicted.time_s / self.row.time_s - 1
+        predicted_s = None if self.predicted is None else self.predicted.time_s
+        return relative_error(predicted_s, self.row.time_s)
 
     @cached_property
     def kernel_classes_s(self) -> dict[str, tuple[float, float]]:
@@ -91,9 +90,8 @@ class Prediction:
 
     @property
     def memory_error(self) -> float | None:
-        if self.predicted is None or self.row.peak_bytes is None:
-            return None
-        return self.predicted.peak_bytes / self.row.peak_bytes - 1
+        predicted_bytes = None if self.predicted is None else self.predicted.peak_bytes
+        return relative_error(predicted_bytes, self.row.peak_bytes)
 
     @property
     def reserved_error(self) -> float | None:

@@ -184,7 +184,7 @@ def replay_mapping(
         )
     replayed = replay_placement(replace(placement, stages=tuple(stages)))
     return DetailedStep(
-        step_time_s=replayed.step_time_s,
-        difference=replayed.step_time_s / evaluation.step_s - 1.0,
+        step_time_s=replayed.time_s,
+        difference=replayed.time_s / evaluation.step_s - 1.0,
         fast_step_time_s=evaluation.step_s,
     )

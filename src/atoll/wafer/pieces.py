@@ -8,7 +8,7 @@ returns the search's objects. Mappings are evaluated again, which is quick.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, astuple
 from typing import Any
 
 from pydantic import JsonValue
@@ -37,19 +37,15 @@ class WaferPieces:
         most_codes: int, stop: StopCheck,
     ) -> None:  # fmt: skip
         self.wafer, self.options, self._problem = wafer, options, (wafer, model, batch, sequence)
-        self.fine = Planner(*self._problem, options, most_codes, stop)
-        streamed = rough(options)
-        modes = (streamed, replace(streamed, streaming=False)) if options.streaming else (streamed,)
-        self.rough = tuple(Planner(*self._problem, mode, most_codes, stop, ROUGH) for mode in modes)
-        self._planners = (*self.rough, self.fine)
-        """Indexed by the planner argument of pieces."""
-        shared = LayerBounds(self.rough)
-        self._bounds = shared, LayerBounds((self.fine,), like=shared)
+        self.planner = Planner(*self._problem, options, most_codes, stop)
+        self._rough = Planner(*self._problem, rough(options), most_codes, stop, ROUGH)
+        """Maps around faults, with only the variables that matter most."""
+        self._bounds = LayerBounds(self.planner)
         self.kinds: dict[str, Callable[..., Any]] = {
-            "fastest": lambda planner, *shape: self._planners[planner].fastest_s(*shape),
+            "fastest": self.planner.fastest_s,
             "plan": self._plan,
             "whole": self._single_group,
-            "size": lambda overall, *size: self._bounds[overall].sharper(*size).to_dict(),
+            "size": lambda *size: self._bounds.sharper(*size).to_dict(),
             "around": self._around,
             "baseline": self._baseline,
             "worth": self._worth,
@@ -65,24 +61,24 @@ class WaferPieces:
         return None if mapping is None else evaluate(self.wafer, from_dict(mapping), dead_links)
 
     def _plan(
-        self, planner: int, rectangles: Sequence[Call], microbatch: int, limit_s: float,
+        self, rectangles: Sequence[Call], microbatch: int, limit_s: float,
         dead_links: Sequence[Link] = (),
     ) -> Any:  # fmt: skip
-        stages, solver = [Rectangle(*r) for r in rectangles], self._planners[planner]
-        best = solver.without_solutions().best(stages, microbatch, limit_s, dead_links)
+        stages, solver = [Rectangle(*r) for r in rectangles], self.planner.without_solutions()
+        best = solver.best(stages, microbatch, limit_s, dead_links)
         return mapping_record(best)
 
     def _around(self, dead: Call, microbatches: Sequence[int]) -> Any:
-        return mapping_record(map_around(self.rough[0], Faults(*dead), microbatches))
+        return mapping_record(map_around(self._rough, Faults(*dead), microbatches))
 
     def _single_group(self, microbatch: int, limit_s: float) -> Any:
         """Solve all dies as one group, over all codes that may be fast enough."""
-        layers = make_block(self.fine.model, microbatch, self.fine.sequence).layers
-        enough_s = limit_s / self.fine.rounds(microbatch) / layers
-        fast = self._bounds[1].fast_splits(microbatch, self.wafer.dies, enough_s)
+        layers = make_block(self.planner.model, microbatch, self.planner.sequence).layers
+        enough_s = limit_s / self.planner.rounds(microbatch) / layers
+        fast = self._bounds.fast_splits(microbatch, self.wafer.dies, enough_s)
         wafer_rectangle = [Rectangle(0, 0, self.wafer.columns, self.wafer.rows)]
         return mapping_record(
-            self.fine.with_splits(fast).best(wafer_rectangle, microbatch, limit_s)
+            self.planner.with_splits(fast).best(wafer_rectangle, microbatch, limit_s)
         )
 
     def single_group(self, microbatch: int, limit_s: float) -> MappingCost | None:
@@ -90,24 +86,21 @@ class WaferPieces:
         return self._evaluated(self.ask("whole", microbatch, limit_s))
 
     def plan(
-        self, planner: int, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float
+        self, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float
     ) -> MappingCost | None:
-        """Return the best mapping below the limit on these rectangles by a planner."""
-        return self._evaluated(self.ask(*plan_call(planner, rectangles, microbatch, limit_s)))
+        """Return the best mapping below the limit on these rectangles."""
+        return self._evaluated(self.ask(*plan_call(rectangles, microbatch, limit_s)))
 
     def freed(self, start: MappingCost, dead_links: Sequence[Link]) -> MappingCost:
         """Solve the stages of a mapping again with every variable free; return the faster one."""
         rectangles = [stage.rectangle for stage in start.mapping.stages]
-        call = plan_call(len(self.rough), rectangles, start.mapping.microbatch, start.step_s)
+        call = plan_call(rectangles, start.mapping.microbatch, start.step_s)
         cost = self._evaluated(self.ask(*call, tuple(dead_links)), dead_links)
         return start if cost is None or start.step_s <= cost.step_s else cost
 
-    def size(
-        self, overall: bool, microbatch: int, dies: int, level: int, enough_s: float
-    ) -> SizeBound:
+    def size(self, microbatch: int, dies: int, level: int, enough_s: float) -> SizeBound:
         """Return a sharper bound for stages of `dies` dies."""
-        arguments = overall, microbatch, dies, level, enough_s
-        return SizeBound.from_dict(self.ask("size", *arguments))
+        return SizeBound.from_dict(self.ask("size", microbatch, dies, level, enough_s))
 
     def around(self, faults: Faults, microbatches: Sequence[int]) -> MappingCost | None:
         """Return the best mapping that avoids faulty dies and links."""
@@ -132,7 +125,7 @@ class WaferPieces:
 
     def _worth(self, resource: str, mapping: Any, dead_links: Sequence[Link]) -> Any:
         start = evaluate(self.wafer, from_dict(mapping), dead_links)
-        resource_worth = worth(resource, self.wafer, start, self.rough[0].options, dead_links)
+        resource_worth = worth(resource, self.wafer, start, self._rough.options, dead_links)
         return None if resource_worth is None else asdict(resource_worth)
 
     def explained(self, best: MappingCost, dead_links: Sequence[Link]) -> tuple[ResourceWorth, ...]:
@@ -154,7 +147,5 @@ def mapping_record(cost: MappingCost | None) -> JsonValue:
     return None if cost is None else cost.mapping.to_dict()
 
 
-def plan_call(
-    planner: int, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float
-) -> Call:
-    return "plan", planner, [astuple(r) for r in rectangles], microbatch, limit_s
+def plan_call(rectangles: Sequence[Rectangle], microbatch: int, limit_s: float) -> Call:
+    return "plan", [astuple(r) for r in rectangles], microbatch, limit_s

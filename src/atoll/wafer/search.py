@@ -2,16 +2,17 @@
 
 Candidates are (microbatch, shape of a stage's rectangle, number of stages), with bounds
 (`bounds.StepBound.equal_s`) that are sharpened when a candidate reaches the front of the queue:
-peak rates first, then operators, then the exact solver's fastest layer on its shape. The best
-candidate of every number of stages is solved first, then those with the best bounds. A candidate
-whose bound is no better than the best mapping is never solved. The bound on all mappings, with any
-tiling of the wafer, is `StepBound.lowest`. Expensive computations are pieces (`pieces.py`).
+peak rates first, then operators, then the exact solver's fastest layer on its shape. Those with the
+best bounds are solved first, then the best of every number of stages, then others, each with every
+variable free. A candidate whose bound is no better than the best mapping is never solved. The
+bound on all mappings, with any tiling of the wafer, is `StepBound.lowest`. Expensive computations
+are pieces (`pieces.py`).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -30,22 +31,18 @@ from atoll.wafer.bounds.step_bounds import LowestBound, StepBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import MappingCost, evaluate
-from atoll.wafer.pieces import Call, WaferPieces, mapping_record, plan_call
+from atoll.wafer.pieces import WaferPieces, mapping_record, plan_call
 from atoll.wafer.staging.faults import Faults
 from atoll.wafer.staging.planner import INFINITY, MANY_CODES, MICROBATCHES, WaferOptions
 from atoll.wafer.staging.tiling import pack
 
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
-MOST_SOLVED = 20  # candidates solved on one wafer; the bound covers the others
-QUICK_SOLVED = 10  # the same when many wafers are compared
+MOST_SOLVED = 30  # candidates solved on one wafer; the bound covers the others
+QUICK_SOLVED = 11  # the same when many wafers are compared
+FIRST_SOLVED, QUICK_FIRST = 10, 1  # of these, the candidates with the best bounds come first
 LEAST_GAIN = 1e-3  # share of a step: candidates whose bounds promise less are not solved
 SMALL = 8  # dies of a small stage
-MOST_POLISHED = 3  # of the best mappings, solved again with every variable free
-POLISH_GAIN = 0.03  # share of a step that polishing may gain
-MOST_SMALL = 10  # candidates of small stages tried with every variable free
 UPCOMING = 3  # candidates prefetched for other cores
-
-Attempt = tuple[int, tuple[Rectangle, ...]]  # planner, rectangles of the stages
 
 
 @dataclass(frozen=True, order=True)
@@ -91,16 +88,12 @@ class WaferSearch:
         arguments = wafer, model, batch, sequence
         self.pieces = WaferPieces(*arguments, options or WaferOptions(), most_codes, stop)
         self.pieces.kinds["search"] = self._search_piece
-        self.planners, self.fine = self.pieces.rough, self.pieces.fine
-        self.planner = self.planners[0]
-        self.quick = most_codes <= QUICK_CODES or self.fine.options.volume_only
+        self.planner = self.pieces.planner
+        self.quick = most_codes <= QUICK_CODES or self.planner.options.volume_only
         """Whether to try less: many wafers are compared, or bounds on time are loose."""
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
-        self.bounds = StepBound((self.fine,), self.microbatches, partial(self.pieces.size, True))
-        """Bounds with every variable free; `_rough_bounds`: with those that compare candidates."""
-        rough_size = partial(self.pieces.size, False)
-        self._rough_bounds = StepBound(self.planners, self.microbatches, rough_size)
+        self.bounds = StepBound(self.planner, self.microbatches, self.pieces.size)
         self._overall_s: float | None = None
         """Lower bound on every mapping's step; None before the first mapping."""
         self._pool: list[MappingCost] = []
@@ -108,23 +101,17 @@ class WaferSearch:
         self._total = 0
         """Candidates at the start."""
         self._solved = 0
-        self._compared = 0
-        """Candidates solved with few variables free, at most `MOST_SOLVED`."""
-        self._free_costs: list[MappingCost] = []
-        """Mappings solved with every variable free."""
-        self._closed: set[PipelineShape] = set()
-        """Solved candidates, with bound 0."""
+        """Candidates solved, at most `MOST_SOLVED`."""
 
     # -- candidates ----------------------------------------------------------------------------
 
-    def candidates(self, bounds: StepBound | None = None) -> list[PipelineShape]:
+    def candidates(self) -> list[PipelineShape]:
         """Return all that may fit, with lower bounds at peak rates."""
-        step_bound = bounds or self._rough_bounds
         candidates = []
         rows, columns = self.wafer.rows, self.wafer.columns
         for microbatch in self.microbatches:
             layers = make_block(self.model, microbatch, self.sequence).layers
-            bound_s = cache(partial(step_bound.equal_s, microbatch, cap_s=INFINITY))
+            bound_s = cache(partial(self.bounds.equal_s, microbatch, cap_s=INFINITY))
             for width in range(1, columns + 1):
                 for height in range(1, rows + 1):
                     most_stages = min(layers, (columns // width) * (rows // height))
@@ -146,7 +133,7 @@ class WaferSearch:
         """
         seeded = {seed.mapping.microbatch for seed in seeds if seed.fits}
         self.microbatches = (*self.microbatches, *sorted(seeded - {*self.microbatches}))
-        self.bounds.microbatches = self._rough_bounds.microbatches = self.microbatches
+        self.bounds.microbatches = self.microbatches
         self._pool = [seed for seed in seeds if seed.fits]
         stopped = False
         try:
@@ -175,17 +162,18 @@ class WaferSearch:
         queue = self.candidates()
         self._total = len(queue)
         self._report("mappings", len(queue))
-        self._solve_small_stages()
-        counts = dict.fromkeys(candidate.stages for candidate in queue)
-        queues = [[c for c in queue if c.stages == n and self._is_open(c)] for n in counts]
+        first = QUICK_FIRST if self.quick else FIRST_SOLVED
+        while self._solved < first and self._solve_next(queue, [queue] * UPCOMING):
+            pass
+        counts = dict.fromkeys(candidate.stages for candidate in sorted(queue))
+        queues = [[c for c in queue if c.stages == n] for n in counts]
         for number, stage_queue in enumerate(queues, 1):
             self._solve_next(stage_queue, queues[number : number + UPCOMING])
-        solvable = [candidate for candidate in queue if self._is_open(candidate)]
-        while self._solve_next(solvable, [solvable] * UPCOMING):
+        unsolved = [candidate for stage_queue in queues for candidate in stage_queue]
+        while self._solve_next(unsolved, [unsolved] * UPCOMING):
             pass
         self._solve_mixed_shapes()
-        self._report("refining", len(solvable))
-        self._polish()
+        self._report("refining", len(unsolved))
         best = self._best
         if best is None:
             raise InfeasibleError(
@@ -198,27 +186,6 @@ class WaferSearch:
         self._report("proven", 0)
         return self._overall_s
 
-    def _solve_small_stages(self) -> None:
-        """Solve pipelines of small stages with every variable free: quick, and limits others."""
-        small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
-        queue, fine = [c for c in small if c.stages > 1], len(self.planners)
-        for _ in range(1 if self.quick else MOST_SMALL):
-            candidate = self._pop_best(queue, self._limit_s(POLISH_GAIN), self.bounds, (fine,))
-            if candidate is None:
-                break
-            self._closed.add(replace(candidate, bound_s=0.0))
-            limit = self._limit_s()
-            self.pieces.prefetch(self._plan_calls(candidate, limit, (fine,)))
-            # After prefetching: the first bound on all mappings takes as long as a candidate.
-            self._report("mappings", len(queue))
-            cost = self._solve(candidate, limit, fine)
-            if cost is not None:
-                self._free_costs.append(cost)
-        self._report("mappings", len(queue))
-
-    def _is_open(self, candidate: PipelineShape) -> bool:
-        return replace(candidate, bound_s=0.0) not in self._closed
-
     def _solve_next(self, queue: list[PipelineShape], later: Sequence[list[PipelineShape]]) -> bool:
         """Solve the candidate of the queue (a heap) with the best fully sharpened bound; return
         whether it promised more than the best mapping so far. `later`: the next queues.
@@ -226,31 +193,20 @@ class WaferSearch:
         heapq.heapify(queue)
         limit = self._limit_s()
         most = QUICK_SOLVED if self.quick else MOST_SOLVED
-        candidate = self._pop_best(queue, limit, self._rough_bounds)
-        if candidate is None or self._compared >= most:
+        candidate = self._pop_best(queue, limit)
+        if candidate is None or self._solved >= most:
             return False
-        self._compared += 1
-        self._closed.add(replace(candidate, bound_s=0.0))
-        promising = self._promising(candidate, limit)
-        with closing(self._upcoming(later[: most - self._compared], limit)) as upcoming:
-            following = (self._plan_calls(c, limit, self._promising(c, limit)) for c in upcoming)
-            calls = self._plan_calls(candidate, limit, promising)
+        self._solved += 1
+        with closing(self._upcoming(later[: most - self._solved], limit)) as upcoming:
             # Lazily: bounds of the next candidates take long and only idle workers need them.
             self.pieces.prefetch(
-                chain(calls, chain.from_iterable(following), self._polish_calls()[:1])
+                plan_call(self._rectangles(shape), shape.microbatch, limit)
+                for shape in chain([candidate], upcoming)
             )
-        for planner, fastest_s in promising.items():
-            if fastest_s < limit:
-                cost = self._solve(candidate, limit, planner)
-                limit = limit if cost is None else min(limit, cost.step_s)
+        cost = self.pieces.plan(self._rectangles(candidate), candidate.microbatch, limit)
+        self._pool += [] if cost is None else [cost]
         self._report("mappings", len(queue))
         return True
-
-    def _promising(self, candidate: PipelineShape, limit: float) -> dict[int, float]:
-        """Return planners that may solve below the limit, fastest first, with bounds on steps."""
-        numbers = range(len(self.planners))
-        fastest = [(self._fastest_s(p, candidate, self._rough_bounds), p) for p in numbers]
-        return {p: least_s for least_s, p in sorted(fastest) if least_s < limit}
 
     def _upcoming(
         self, queues: Sequence[list[PipelineShape]], limit: float
@@ -260,7 +216,7 @@ class WaferSearch:
         try:
             for queue in queues:
                 heapq.heapify(queue)
-                candidate = self._pop_best(queue, limit, self._rough_bounds)
+                candidate = self._pop_best(queue, limit)
                 if candidate is not None:
                     popped.append((queue, candidate))
                     yield candidate
@@ -268,30 +224,17 @@ class WaferSearch:
             for queue, candidate in popped:
                 heapq.heappush(queue, candidate)
 
-    def _pop_best(
-        self, queue: list[PipelineShape], limit: float, bounds: StepBound,
-        planners: Sequence[int] | None = None,
-    ) -> PipelineShape | None:  # fmt: skip
-        """Pop the candidate of the queue (a heap) with the best bound, fully sharpened with these
-        planners (default: those that compare candidates); None if none is below the limit.
+    def _pop_best(self, queue: list[PipelineShape], limit: float) -> PipelineShape | None:
+        """Pop the candidate of the queue (a heap) with the best bound, fully sharpened; None if
+        none is below the limit.
         """
-        planners = range(len(self.planners)) if planners is None else planners
         while queue and queue[0].bound_s < limit:
             candidate = heapq.heappop(queue)
-            sharper = self._sharper(candidate, limit, bounds, planners)
+            sharper = self._sharper(candidate, limit)
             if sharper.bound_s <= candidate.bound_s * (1.0 + 1e-9):
                 return candidate
             heapq.heappush(queue, sharper)
         return None
-
-    def _plan_calls(
-        self, candidate: PipelineShape, limit: float, planners: Iterable[int]
-    ) -> list[Call]:
-        """Return the pieces in which these planners solve a candidate."""
-        rectangles = self._rectangles(candidate)
-        if rectangles is None:
-            return []
-        return [plan_call(planner, rectangles, candidate.microbatch, limit) for planner in planners]
 
     def _report(self, phase: str, left: int) -> None:
         """Report progress with the certificate's bound (computed even without a listener)."""
@@ -303,34 +246,6 @@ class WaferSearch:
         if self.progress is not None:
             bound = self.batch / min(self._overall_s, best.step_s)
             self.progress(phase, left, self._total, best.samples_per_s, bound)
-
-    def _polish(self) -> None:
-        """Solve the best again with every variable free: gradient codes, collectives, helpers."""
-        self.pieces.prefetch(self._polish_calls())
-        for start in self._worth_polishing():
-            limit_s = self._limit_s(0.0)
-            if start.step_s > limit_s * (1.0 + POLISH_GAIN):
-                break
-            shape = _stage_rectangles(start), start.mapping.microbatch
-            self._keep_if_faster(self.pieces.plan(len(self.planners), *shape, limit_s))
-
-    def _keep_if_faster(self, cost: MappingCost | None) -> None:
-        if cost is not None and cost.step_s < self._limit_s(0.0):
-            self._pool.append(cost)
-
-    def _worth_polishing(self) -> list[MappingCost]:
-        """Return the best mappings that polishing may make faster than the first."""
-        fastest = sorted(self._pool, key=_step_s)[:MOST_POLISHED]
-        near = [cost for cost in fastest if cost.step_s <= fastest[0].step_s * (1.0 + POLISH_GAIN)]
-        return [cost for cost in near if not any(cost is free for free in self._free_costs)]
-
-    def _polish_calls(self) -> list[Call]:
-        """Return the pieces that polish the best mappings, as long as the first stays the best."""
-        fine, limit = len(self.planners), self._limit_s(0.0)
-        return [
-            plan_call(fine, _stage_rectangles(cost), cost.mapping.microbatch, limit)
-            for cost in self._worth_polishing()
-        ]
 
     def _bound_best(self, best: MappingCost) -> tuple[MappingCost, LowestBound]:
         """Return the best, solved over all codes if it is one group of all dies, and the bound."""
@@ -347,8 +262,8 @@ class WaferSearch:
     def _needs_all_codes(self, microbatch: int) -> bool:
         """Whether all dies as one group were solved over part of the codes, but could use all."""
         shape = self.wafer.columns, self.wafer.rows, microbatch
-        solvable = self.fine.codes(*shape) <= MAX_CODES and not self.quick
-        return solvable and not self.fine.complete(*shape)
+        solvable = self.planner.codes(*shape) <= MAX_CODES and not self.quick
+        return solvable and not self.planner.complete(*shape)
 
     def _try_unequal_stages(
         self, best: MappingCost, overall: LowestBound
@@ -363,7 +278,7 @@ class WaferSearch:
             pipeline = lowest.microbatch, *sizes
             attempts = [] if pipeline in tried else self._unequal_layouts(sizes)
             tried.add(pipeline)
-            calls = [plan_call(*attempt, lowest.microbatch, best.step_s) for attempt in attempts]
+            calls = [plan_call(laid, lowest.microbatch, best.step_s) for laid in attempts]
             self.pieces.prefetch(calls)
             remaining = [b for b in microbatches if b != lowest.microbatch]
             # Bound first: meanwhile another core may solve the attempts, which seldom gain.
@@ -381,43 +296,35 @@ class WaferSearch:
                 microbatches, lowest = remaining, next_bound
         return best, overall if best is start else self.bounds.lowest(best.step_s)
 
-    def _unequal_layouts(self, sizes: Sequence[int]) -> list[Attempt]:
-        """Return planners and rectangles of unequal stages that fit the grid, also by size."""
+    def _unequal_layouts(self, sizes: Sequence[int]) -> list[tuple[Rectangle, ...]]:
+        """Return rectangles of unequal stages that fit the grid, also ordered by size."""
         orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)) if len(set(sizes)) > 1 else ())
         packed = (pack(self.wafer.rows, self.wafer.columns, order) for order in orders)
-        layouts = [rectangles for rectangles in packed if rectangles is not None]
-        return [(p, rectangles) for rectangles in layouts for p in range(len(self.planners))]
+        return [rectangles for rectangles in packed if rectangles is not None]
 
     def _fastest_attempt(
-        self, attempts: Sequence[Attempt], microbatch: int, best: MappingCost
+        self, attempts: Sequence[Sequence[Rectangle]], microbatch: int, best: MappingCost
     ) -> MappingCost | None:
         """Return the fastest of these that is faster than `best`."""
         better = None
-        for planner, rectangles in attempts:
-            cost = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
+        for rectangles in attempts:
+            cost = self.pieces.plan(rectangles, microbatch, best.step_s)
             if cost is not None and cost.step_s < best.step_s:
                 best, better = cost, cost
         return better
 
-    def _sharper(
-        self, candidate: PipelineShape, limit: float, bounds: StepBound, planners: Sequence[int]
-    ) -> PipelineShape:
+    def _sharper(self, candidate: PipelineShape, limit: float) -> PipelineShape:
         """Sharpen a bound by the times of more operators, or by the shape's fastest layer."""
-        stage_size = candidate.microbatch, candidate.width * candidate.height
+        bounds, stage_size = self.bounds, (candidate.microbatch, candidate.width * candidate.height)
         bound = bounds.equal_s(*stage_size, candidate.stages, limit)
         while bound <= candidate.bound_s * (1.0 + 1e-9):
             if not bounds.layers.sharpen(*stage_size, COUNTS):
-                bound = min(self._fastest_s(p, candidate, bounds) for p in planners)
+                shape = candidate.width, candidate.height, candidate.microbatch
+                layer_s = self.pieces.ask("fastest", *shape)
+                bound = bounds.equal_s(*stage_size, candidate.stages, INFINITY, layer_s)
                 break
             bound = bounds.equal_s(*stage_size, candidate.stages, limit)
         return replace(candidate, bound_s=max(candidate.bound_s, bound))
-
-    def _fastest_s(self, planner: int, candidate: PipelineShape, bounds: StepBound) -> float:
-        """Lower bound on the steps that this planner finds for the candidate."""
-        shape = candidate.width, candidate.height
-        layer_s = self.pieces.ask("fastest", planner, *shape, candidate.microbatch)
-        pipeline = candidate.microbatch, shape[0] * shape[1], candidate.stages
-        return bounds.equal_s(*pipeline, INFINITY, layer_s)
 
     def _solve_mixed_shapes(self) -> None:
         """Solve stages of different shapes if equal ones leave dies idle or do not fit."""
@@ -425,7 +332,9 @@ class WaferSearch:
         full = best is not None and len(set(best.mapping.dies)) == self.wafer.dies
         if not full and self.accept is None:
             few = [b for b in self.microbatches if b <= 2]
-            self._keep_if_faster(self.pieces.around(Faults(), few))
+            cost = self.pieces.around(Faults(), few)
+            if cost is not None and cost.step_s < self._limit_s(0.0):
+                self._pool.append(cost)
 
     def _check_memory(self) -> None:
         block = make_block(self.model, 1, self.sequence)
@@ -455,27 +364,15 @@ class WaferSearch:
         best, *runners_up = (evaluate(self.wafer, from_dict(m)) for m in record["mappings"])
         return SearchOutcome(best, record["bound_s"], record["solved"], tuple(runners_up))
 
-    def _rectangles(self, candidate: PipelineShape) -> tuple[Rectangle, ...] | None:
+    def _rectangles(self, candidate: PipelineShape) -> tuple[Rectangle, ...]:
         shape = candidate.width, candidate.height
-        return snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
-
-    def _solve(self, candidate: PipelineShape, limit: float, planner: int) -> MappingCost | None:
-        """Add the best mapping of a candidate by a planner to the pool."""
-        self._solved += 1
-        rectangles = self._rectangles(candidate)
-        if rectangles is None:
-            return None
-        cost = self.pieces.plan(planner, rectangles, candidate.microbatch, limit)
-        self._pool += [] if cost is None else [cost]
-        return cost
+        rectangles = snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
+        assert rectangles is not None  # a candidate has no more stages than fit
+        return rectangles
 
 
 def _step_s(cost: MappingCost) -> float:
     return cost.step_s
-
-
-def _stage_rectangles(cost: MappingCost) -> list[Rectangle]:
-    return [stage.rectangle for stage in cost.mapping.stages]
 
 
 def _by_size(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -52,7 +52,10 @@ def _out_of_memory(
 ) -> InfeasibleError:
     """Return the error with the largest part of memory and what to change."""
     profile = job_profile(job)
-    state_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
+    states = load_states(job.optimizer or profile.optimizer)
+    state_bytes = states.bytes_per_parameter
+    if profile.placer is not None:
+        state_bytes = profile.placer.state_bytes(states)
     least = min(float(variant.facts.parameters.sum()) for variant in variants)
     return InfeasibleError(
         f"{model} fits no chip of space {scope.space} on {job.devices} devices: weights, gradients "

@@ -57,7 +57,7 @@ class _Part(NamedTuple):
 _PARTS = {
     "losses": _Part(("template", "stalls"), lambda chip: losses_words(chip_stalls(chip))),
     "matrix units": _Part(
-        ("tensor_cores", "width", "depth", "stated_core_buffer_bytes"),
+        ("tensor_cores", "width", "depth", "stated_core_buffer_bytes", "more"),
         lambda chip: f"{chip.tensor_cores} x {chip.width}x{chip.depth}",
     ),
     "clock": _Part(("clock_Hz",), lambda chip: f"{chip.clock_Hz / 1e9:.3g} GHz"),
@@ -164,7 +164,7 @@ class DeviceComparer:
             yield _planned("network", usual.name, network.name, run)
         if run.stack.name != CHIP.name:
             compiled = replace(run, stack=CHIP, tool=tool_of_stack(CHIP.name))
-            yield _planned("software", run.tool.title, "no host time, no overlap", compiled)
+            yield _planned("software", run.tool.title, "no host time, less overlap", compiled)
         limit = self.setting.limit
         free = self.setting if limit is None else replace(self.setting, limit=None)
         kernels = "planner" if isinstance(run.gpu, TemplateChip) else "measured kernels"

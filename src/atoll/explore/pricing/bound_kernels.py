@@ -182,7 +182,7 @@ def loads_floor(floors, a, work):
 @kernel
 def floor_of(floors, a, work):
     """Return the lower bound on the step of layout `a`: the longest path in `StepFloors` plus
-    `fixed_s`.
+    `fixed_s` and exposed gradient collectives, which are never negative.
     """
     total, _, behind, shortest, _, forward, data, block_f, block_d, block_w, _, _ = work
     transfer_s = floors.transfer_s[a]
@@ -198,6 +198,12 @@ def floor_of(floors, a, work):
     step_s = max(step_s, least + floors.weight_blocks[a] * block_w)
     least = floors.second_forward_blocks[a] * block_f + floors.second_data_blocks[a] * block_d
     step_s = max(step_s, least + floors.second_weight_blocks[a] * block_w)
+    last_s, before_s = floors.last_s[a], floors.before_s[a]
+    if last_s > 0.0:  # as `Sums.behind_s` of bounds; single stages run all forward passes
+        m = floors.loads[a]
+        behind_s = step_s / m - (forward if floors.stages[a] == 1 else 0.0)
+        hidden_s = min(last_s, behind_s) + (m - 1.0) * min(before_s, behind_s)
+        step_s += last_s + (m - 1.0) * before_s - (1.0 - floors.shown[a]) * hidden_s
     return step_s + floors.fixed_s[a]
 
 

@@ -38,8 +38,7 @@ from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.schedule.bound_kernels import EPSILON
 from atoll.schedule.list_kernels import Problems, quick_bounds
 from atoll.schedule.problem import Schedule, ScheduleProblem
-from atoll.schedule.quick import empty_quick
-from atoll.schedule.solve import Effort, solve
+from atoll.schedule.solve import Effort, empty_quick, solve
 from atoll.workload.graph.layer import predecessors
 
 BLOCK = 256
@@ -220,9 +219,11 @@ class PricedChips:
         operators_s: Floats = row[: variant.facts.operator_count].copy()
         return operators_s
 
-    def times(self, chip: int, variant: Variant, pass_s: Floats) -> VariantTimes:
+    def times(
+        self, chip: int, variant: Variant, pass_s: Floats, most_s: Floats | None = None
+    ) -> VariantTimes:
         """Combine pass times of a variant with its operator times; see `times_of`."""
-        return times_of(variant, pass_s, self.operators_s(chip, variant))
+        return times_of(variant, pass_s, self.operators_s(chip, variant), most_s)
 
     def place(
         self,
@@ -231,11 +232,13 @@ class PricedChips:
         pass_s: Floats,
         cutoff_s: float = np.inf,
         memory_bytes: float | None = None,
+        most_s: Floats | None = None,
     ) -> Division | None:
-        """Return the fastest placement below the cutoff with pass times of shape (layers, 2). Lower
-        bounds on the passes give a lower bound on the step, which is monotone in them."""
+        """Return the fastest placement below the cutoff with pass times of shape (layers, 2). With
+        `most_s`, they are lower bounds and these upper ones; the step is then a lower bound."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        return self.setting.place(problem, self.times(chip, variant, pass_s), cutoff_s)
+        times = self.times(chip, variant, pass_s, most_s)
+        return self.setting.place(problem, times, cutoff_s)
 
     def describe(
         self,
@@ -247,8 +250,8 @@ class PricedChips:
     ) -> PlacementAnswer:
         """Return the full placement of a division."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        placer = self.setting.profile.placer
-        return placer.describe(problem, self.times(chip, variant, pass_s), division)
+        assert problem.layouts is not None  # they have the division
+        return problem.layouts.describe(problem, self.times(chip, variant, pass_s), division)
 
     def placement_problem(
         self, chip: int, variant: Variant, memory_bytes: float | None = None
@@ -303,8 +306,10 @@ class PricedChips:
             schedules[number] = solve(
                 problems[number], effort=effort, tolerance=tolerance, enough_s=enough_s, stop=stop
             )
-            lower, _ = self.pass_bounds(chip, variant, schedules)
-            if np.isfinite(limit_s) and (self.place(chip, variant, lower, limit_s) is None):
+            lower, upper = self.pass_bounds(chip, variant, schedules)
+            if np.isfinite(limit_s) and (
+                self.place(chip, variant, lower, limit_s, most_s=upper) is None
+            ):
                 break
         return list(zip(schedules[0::2], schedules[1::2], strict=True))
 
@@ -314,11 +319,11 @@ class PricedChips:
         """Return how long one pass must take so that every step reaches `limit_s`, with the other
         passes fixed; infinite if its current makespan is not long enough.
         """
-        lower, _ = self.pass_bounds(chip, variant, schedules)
+        lower, upper = self.pass_bounds(chip, variant, schedules)
 
         def rules_out(seconds: float) -> bool:
             lower.reshape(-1)[number] = seconds
-            return self.place(chip, variant, lower, limit_s) is None
+            return self.place(chip, variant, lower, limit_s, most_s=upper) is None
 
         low, high = schedules[number].lower_bound_s, schedules[number].makespan_s
         if not np.isfinite(limit_s) or not rules_out(high):
@@ -329,8 +334,12 @@ class PricedChips:
         return high
 
 
-def times_of(variant: Variant, pass_s: Floats, forward_s: Floats) -> VariantTimes:
-    """Return the times of a variant's passes in the form that a placement needs."""
+def times_of(
+    variant: Variant, pass_s: Floats, forward_s: Floats, most_s: Floats | None = None
+) -> VariantTimes:
+    """Return the times of a variant's passes, or bounds on them, in the form that a placement
+    needs."""
+    most = None if most_s is None else times_of(variant, most_s, forward_s)
     layers = variant.layers
     end = len(variant.passes)
-    return VariantTimes(pass_s[:layers], forward_s, pass_s[layers:end])
+    return VariantTimes(pass_s[:layers], forward_s, pass_s[layers:end], most)

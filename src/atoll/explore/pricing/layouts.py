@@ -18,9 +18,14 @@ from atoll.base.arrays import Floats, Ints
 from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, planned_layouts
 from atoll.explore.pricing.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import Division, PlacementProblem, StepFloors, VariantTimes
+from atoll.placement.chain import (
+    Division,
+    PlacementProblem,
+    PricedLayouts,
+    StepFloors,
+    VariantTimes,
+)
 from atoll.placement.facts import ChainFacts
-from atoll.placement.placer import StepTerms
 from atoll.profile import Profile
 from atoll.step.states import States
 
@@ -64,10 +69,12 @@ class SearchSetting:
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         return PlacementProblem(
             self.network, self.states, variant.facts, self.devices, variant.tp,
-            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, self._planned(variant),
+            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, self._layouts(variant),
         )  # fmt: skip
 
-    def _planned(self, variant: Variant) -> PlannedLayouts | None:
+    def _layouts(self, variant: Variant) -> PricedLayouts | None:
+        if self.profile.placer is not None:
+            return self.profile.placer
         key = variant.facts, variant.ep
         if key not in self._planned_layouts:
             self._planned_layouts[key] = planned_layouts(self, variant)
@@ -75,7 +82,7 @@ class SearchSetting:
 
     @cached_property
     def _planned_layouts(self) -> dict[tuple[ChainFacts, int], PlannedLayouts | None]:
-        """Return the cache of `_planned`."""
+        """Return the cache of `_layouts`."""
         return {}
 
     def place(
@@ -83,9 +90,7 @@ class SearchSetting:
     ) -> Division | None:
         """Return the fastest placement below the cutoff; None if there is none or if a layer cannot
         run (infinite time)."""
-        if not np.isfinite(times.pass_s).all():
-            return None
-        return self.profile.placer.place(problem, times, cutoff_s)
+        return problem.fastest(times, cutoff_s) if np.isfinite(times.pass_s).all() else None
 
 
 class Layouts(NamedTuple):
@@ -105,16 +110,13 @@ def list_layouts(
 ) -> Layouts:
     """Return the layouts of all variants without those that are slower on every chip.
     `least_layer_s` has lower bounds on each variant's layers on the fastest chip."""
-    placer = setting.profile.placer
     rows: list[Row] = []
     ptr = [0]
     for variant, layer_s in zip(variants, least_layer_s, strict=True):
-        total_s = float((layer_s[variant.facts.kind]).sum())
         problem = setting.problem(variant, memory_bytes, hbm_Bps)
-        for terms in placer.step_terms(problem):
-            rows.extend(_rows(terms, total_s / terms.stages))
-        if problem.planned is not None:
-            rows.extend(_undominated_rows(problem.planned.floors(problem)))
+        if problem.layouts is not None:
+            total_s = float((layer_s[variant.facts.kind]).sum())
+            rows.extend(_undominated_rows(problem.layouts.floors(problem, total_s)))
         ptr.append(len(rows))
     table = np.array(rows, np.float64).reshape(len(rows), len(StepFloors._fields)).T
     stages, copies = (column.astype(np.int64) for column in table[:2])
@@ -122,20 +124,9 @@ def list_layouts(
     return Layouts(np.array(ptr, np.int64), floors)
 
 
-def _rows(terms: StepTerms, load_s: float) -> list[Row]:
-    """Return one row per number of replicas, without those that are dominated on every chip."""
-    # From many replicas to few: loads only grow, so only a cheaper reduction helps.
-    loads, fixed_s = terms.loads[::-1], terms.fixed_s[::-1]
-    no_transfer_s, no_paths = 0.0, (0.0,) * (len(StepFloors._fields) - 5)
-    return [
-        (terms.stages, 1, float(loads[i]), no_transfer_s, float(fixed_s[i]), *no_paths)
-        for i in undominated(loads, fixed_s, load_s)
-    ]
-
-
 def _undominated_rows(floors: StepFloors) -> list[Row]:
-    """Return the rows of the planner's layouts, without those for which another layout with as many
-    stages and copies is no larger in any term.
+    """Return the rows of layouts, without those for which another layout with as many stages and
+    copies is no larger in any term.
     """
     rows = np.unique(np.stack([column.astype(np.float64) for column in floors], axis=1), axis=0)
     kept_rows: list[Row] = []
@@ -147,16 +138,3 @@ def _undominated_rows(floors: StepFloors) -> list[Row]:
             kept_rows.append(tuple(alike[0].tolist()))
             alike = alike[(alike < alike[0]).any(axis=1)]
     return kept_rows
-
-
-def undominated(loads: Floats, fixed_s: Floats, load_s: float) -> list[int]:
-    """Return the indices of layouts (by ascending loads) that no earlier one dominates on every
-    chip whose largest load is at least `load_s`: a step takes loads * (largest load) + fixed_s.
-    """
-    least_s = np.inf
-    kept = []
-    for i, step_s in enumerate((loads * load_s + fixed_s).tolist()):
-        if step_s < least_s:
-            kept.append(i)
-            least_s = step_s
-    return kept

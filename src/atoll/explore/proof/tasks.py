@@ -202,8 +202,10 @@ def place_node(
     """Return the fastest placement below the limit, with the node's lower or upper times."""
     position = nodes.position(variant)
     chosen = context.variants.variants[variant]
-    pass_s = (nodes.lower_s if kind == "lower" else nodes.upper_s)[position]
-    times = times_of(chosen, pass_s, nodes.forward_s[position, : chosen.facts.operator_count])
+    lower_s, upper_s = nodes.lower_s[position], nodes.upper_s[position]
+    pass_s, most_s = (lower_s, upper_s) if kind == "lower" else (upper_s, None)
+    forward_s = nodes.forward_s[position, : chosen.facts.operator_count]
+    times = times_of(chosen, pass_s, forward_s, most_s)
     problem = context.setting.problem(chosen, nodes.memory_bytes, nodes.hbm_Bps)
     return context.setting.place(problem, times, limit)
 
@@ -235,7 +237,10 @@ def solve_node(
     schedules = priced.schedules(0, node, effort, tolerance, limit_s, context.stop)
     passes = [schedule for pair in schedules for schedule in pair]
     lower, upper = priced.pass_bounds(0, node, passes)
-    least, most = priced.place(0, node, lower), priced.place(0, node, upper)
+    least, most = (
+        priced.place(0, node, lower, most_s=upper),
+        priced.place(0, node, upper),
+    )
     hbm, glb = variant_traffic(priced, repeats)
     return SolvedNode(
         least_s=np.inf if least is None else least.step_time_s,

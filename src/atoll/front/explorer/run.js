@@ -36,25 +36,25 @@ export class RunView {
   async update() {
     const [details, found] = await Promise.all([ask(`/${this.run}`), ask(`/${this.run}/progress`)]);
     this.points = found.progress;
-    const status = details.status, result = details.result ?? {}, unit = COLUMNS.score.unit;
+    const result = details.result ?? {}, unit = COLUMNS.score.unit;
     const wafer = details.kind === "wafer", planning = details.kind === "planning", chips = details.kind === "search";
     const proof = result.certificate;
-    const live = status.state === "running";
+    const live = details.state === "running";
     const sentence = proof
       ? proof.sentence
-      : status.gap !== null && status.gap !== undefined
-        ? `So far: the best of ${counted(status.total, planning ? "layout" : "architecture")} may be up to ${percent(status.gap / (1 - status.gap), 2)} better.`
+      : details.gap !== null && details.gap !== undefined
+        ? `So far: the best of ${counted(details.total, planning ? "layout" : "architecture")} may be up to ${percent(details.gap / (1 - details.gap), 2)} better.`
         : "No design is evaluated yet.";
     this.top.replaceChildren(...[
       h("h2", {}, `${details.models.join(", ")} on ${counted(details.devices, wafer ? "die" : "device")}`),
       h("div", { id: "certificate" }, !live && result.summary?.length ? answerLines(result.summary) : h("p", {}, sentence)),
       details.trouble ? h("p", { class: "warn", role: "alert" }, details.trouble) : null,
       figures([
-        [`Best ${COLUMNS.score.label.toLowerCase()}`, number(status.score || NaN), unit],
-        ["Gap to the bound", status.gap === null ? "–" : percent(status.gap, 2)],
-        ["Not ruled out yet", number(status.left), `${NOUNS[details.kind]}s`],
-        ...(!chips ? [] : [["Evaluated", number(status.evaluated), "chips"], ["Designs on record", number(status.designs)]]),
-        ["Searched for", duration(status.seconds)],
+        [`Best ${COLUMNS.score.label.toLowerCase()}`, number(details.score || NaN), unit],
+        ["Gap to the bound", details.gap === null ? "–" : percent(details.gap, 2)],
+        ["Not ruled out yet", number(details.left), `${NOUNS[details.kind]}s`],
+        ...(!chips ? [] : [["Evaluated", number(details.evaluated), "chips"], ["Designs on record", number(details.designs)]]),
+        ["Searched for", duration(details.seconds)],
       ]),
       h("div", { class: "row" },
         !chips ? null : h("button", { type: "button", onclick: () => state.set({ view: "designs" }, true) }, "Explore the designs"),
@@ -69,9 +69,9 @@ export class RunView {
       : [["Devices", number(job.devices)], ["Global batch", number(job.global_batch)], ["Microbatches", job.microbatches.join(", ")],
         ["Tensor widths", job.tensor_widths.join(", ")], ["Space", job.space ?? "the template's own"], ["Profile", job.profile], ["Recomputation", job.recompute],
         ["Tolerance", percent(job.tolerance, 2)]];
-    const rows = [...asked, ["Runs on", `${status.executor} (process ${status.pid} on ${status.host})`], ["Phase", status.phase]];
+    const rows = [...asked, ["Runs on", `${details.executor} (process ${details.pid} on ${details.host})`], ["Phase", details.phase]];
     this.side.replaceChildren(...[
-      baselines.length ? baselinesView(["this search", status.score], baselines, unit || "score") : null,
+      baselines.length ? baselinesView(["this search", details.score], baselines, unit || "score") : null,
       section("job", "Job", "", table([], rows, { class: "wrap told" })),
     ].filter(Boolean));
     this.plot.redraw();

@@ -13,8 +13,11 @@ import { waferView } from "./wafer.js";
 
 const EARLIER = ["Note", "Written by an earlier version of Atoll without a summary; run the same command again for one."];
 
-/** `heading`: the tag of the title, "h1" where nothing else is on the page. */
-export function pageOf(data, heading = "h1") {
+const EMPTY = { summary: [], details: [], facts: [], charts: [], tables: [], times: [], models: [] };
+
+/** `heading`: the tag of the title, "h1" where nothing else is on the page. What `page` has not has no section. */
+export function pageOf(page, heading = "h1") {
+  const data = { ...EMPTY, ...page };
   const sections = [
     (data.details.length || data.facts.length) && section("details", "Assumptions and proof", "", answerLines(data.details), figures(data.facts)),
     data.chip && chipView(data),
@@ -22,7 +25,7 @@ export function pageOf(data, heading = "h1") {
     data.space && spaceView(data),
     data.cluster && clusterView(data),
     data.charts.length && chartsView(data),
-    ...(data.tables ?? []).map(tableView),
+    ...data.tables.map(tableView),
     data.times.length && timesView(data),
     data.baselines?.length && baselinesView(["this answer", data.score], data.baselines, data.unit),
     data.comparison && comparisonView(data),

@@ -9,10 +9,10 @@ const filled = (share) => `hsl(210 70% ${88 - 55 * Math.min(1, share)}%)`;
 export function waferView({ wafer }) {
   const colour = choice("wafer-colour", [["stage", "stage"], ["memory", "memory in use"]]);
   const plot = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Map of the wafer" }), keys = h("div");
-  const most = Math.max(1, ...wafer.links.map((link) => link[4]));
+  const most = Math.max(1, ...wafer.links.map((link) => link.bytes_per_microbatch));
 
   function linkShapes(middle) {
-    return wafer.links.filter(([, , , , load]) => load > 0).map(([x1, y1, x2, y2, load]) => {
+    return wafer.links.filter((link) => link.bytes_per_microbatch > 0).map(({ from: [x1, y1], to: [x2, y2], bytes_per_microbatch: load }) => {
       // Both directions of a link lie side by side.
       const ox = y1 === y2 ? 0 : y2 > y1 ? -3 : 3, oy = x1 === x2 ? 0 : x2 > x1 ? 3 : -3;
       return s("line", {
@@ -23,10 +23,10 @@ export function waferView({ wafer }) {
     });
   }
 
-  function dieShapes([x, y, stage, dead, memory], cell, middle) {
-    const byStage = colour.value === "stage", share = memory / wafer.capacity_bytes, idle = stage === null, pad = cell * 0.2;
+  function dieShapes({ x, y, stage, dead, memory_total_bytes: memory }, cell, middle) {
+    const byStage = colour.value === "stage", share = memory / wafer.memory_bytes_per_die, idle = stage === null, pad = cell * 0.2;
     const fill = dead ? "none" : idle ? tone("idle") : byStage ? nth(stage) : filled(share);
-    const about = dead ? "dead" : idle ? "spare" : `stage ${stage} (${wafer.stages[stage].layers} layers)\n${bytes(memory)} of ${bytes(wafer.capacity_bytes)}`;
+    const about = dead ? "dead" : idle ? "spare" : `stage ${stage} (${wafer.stages[stage].layers} layers)\n${bytes(memory)} of ${bytes(wafer.memory_bytes_per_die)}`;
     const words = dead ? "×" : idle ? "" : byStage ? stage : percent(share, 0);
     return [
       s("rect", { class: "die", x: x * cell + pad, y: y * cell + pad, width: cell - 2 * pad, height: cell - 2 * pad, rx: 3, fill,
@@ -45,10 +45,10 @@ export function waferView({ wafer }) {
     keys.replaceChildren(
       legend(colour.value === "stage"
         ? wafer.stages.map((stage, i) => [nth(i), `stage ${i}: ${stage.layers} layers, ${seconds(stage.load_s)}`])
-        : [[filled(0), "empty"], [filled(1), `full: ${bytes(wafer.capacity_bytes)}`]]),
+        : [[filled(0), "empty"], [filled(1), `full: ${bytes(wafer.memory_bytes_per_die)}`]]),
       legend([[tone("slate"), most > 1 ? `link, up to ${bytes(most)} per microbatch` : "link", "line"],
-        ...(wafer.dies.some(([, , stage, dead]) => stage === null && !dead) ? [[tone("idle"), "spare die", "edged"]] : []),
-        ...(wafer.dies.some((die) => die[3]) ? [["transparent", "dead die", "dashed"]] : []),
+        ...(wafer.dies.some(({ stage, dead }) => stage === null && !dead) ? [[tone("idle"), "spare die", "edged"]] : []),
+        ...(wafer.dies.some((die) => die.dead) ? [["transparent", "dead die", "dashed"]] : []),
         ...(wafer.dead_links.length ? [["transparent", "dead link", "dashed line"]] : [])]));
   }
   colour.addEventListener("input", paint);

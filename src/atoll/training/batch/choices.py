@@ -7,9 +7,8 @@ import numpy as np
 from atoll.base.arrays import Floats, Ints
 from atoll.training.batch.cost_arrays import StagePasses, StateMemory
 from atoll.training.batch.path_bounds import step_bound_s
-from atoll.training.batch.sums import Sums, map_arrays
+from atoll.training.batch.sums import SAME, Sums, map_arrays
 
-SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
 SLACK = 1e-8  # relative excess of memory that may be rounding
 
 

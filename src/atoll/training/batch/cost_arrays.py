@@ -88,3 +88,6 @@ class StagePasses(NamedTuple):
     """(stages, choices): all passes."""
     after_forward_s: Floats
     bytes: Floats
+    most_s: Floats
+    most_after_forward_s: Floats
+    """Upper bounds on the first two, where the seconds are lower bounds; otherwise empty."""

@@ -59,12 +59,12 @@ Structure = tuple[tuple[bool, int], ...]
 class LayoutSource(Protocol):
     """Layouts of one variant, created on demand."""
 
-    def columns(self) -> Ints:
+    def numbers(self) -> Ints:
         """Return (7, layouts): the order's number in `ORDERS`, dp, pp, vpp, zero, hsdp, and the
         number of the split of blocks into chunks.
         """
 
-    def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
+    def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
         """Return the blocks per chunk of the split with that number."""
 
     def layout(self, at: int) -> Layout:
@@ -76,10 +76,10 @@ class LayoutSequence:
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layouts = layouts
-        self.numbers: dict[tuple[int, ...], int] = {}
+        self._splits: dict[tuple[int, ...], int] = {}
 
-    def columns(self) -> Ints:
-        n = self.numbers
+    def numbers(self) -> Ints:
+        n = self._splits
         return np.array(
             [
                 (
@@ -90,8 +90,8 @@ class LayoutSequence:
             ]
         ).T
 
-    def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
-        return list(self.numbers)[number]
+    def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
+        return list(self._splits)[split]
 
     def layout(self, at: int) -> Layout:
         return self.layouts[at]
@@ -153,7 +153,7 @@ def make_tables(
     run, first = priced.run, layouts.layout(0)
     costs = priced.costs(first)
     structure = tuple((c.is_block, c.repeat) for c in costs)
-    order, dp, pp, vpp, zero, hsdp, splits = columns = layouts.columns()
+    order, dp, pp, vpp, zero, hsdp, splits = columns = layouts.numbers()
     copies, split = _BY_ORDER[order].T
     m = (batch or run.global_batch) // (dp * first.microbatch)
     outside = (dp % first.ep == 0) & (first.etp == first.tp)

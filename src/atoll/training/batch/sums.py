@@ -45,16 +45,21 @@ from atoll.training.operators.tables import (
 DENSE, EXPERT = 0, 1  # last axis of `LayoutTables.parameters`
 _DENSE_COLUMNS = KindColumn.DENSE, KindColumn.ALL_DENSE
 _PARAMETERS = slice(KindColumn.DENSE, KindColumn.ALL_EXPERT + 1)
+SAME = 1e-12  # relative difference of a stage's time below which times count as equal
 _SUMMED_PASSES = slice(PassColumn.FORWARD_S, PassColumn.HOST_FORWARD_S + 1)
 
 
 class Sums:
     """Estimates of a selection of rows of the tables."""
 
-    def __init__(self, tables: LayoutTables, rows: Ints) -> None:
+    def __init__(
+        self, tables: LayoutTables, rows: Ints, slower: LayoutTables | None = None
+    ) -> None:
         self.tables = tables
         self.run, self.stack = tables.run, tables.run.stack
         self.rows = rows
+        self.slower = slower
+        """Tables with upper bounds on the passes where those of `tables` are lower bounds."""
         sizes = rows[:, STAGES]
         self.starts = np.cumsum(sizes) - sizes
         self.row = np.repeat(np.arange(len(rows)), sizes)
@@ -208,7 +213,14 @@ class Sums:
         weight_s, launch_s = (t.chunk_counts @ t.kinds[:, weights])[self.chunk_mix].T
         chunks = self._paces(parts[:, pair], rows[row, SPLIT, None] > 0, weight_s, launch_s)
         after_forward_s = backward + stages.host_s
-        return StagePasses(stages, chunks, forward + after_forward_s, after_forward_s, memory.bytes)
+        total_s = forward + after_forward_s
+        most_s = total_s, after_forward_s
+        if self.slower is None:
+            most_s = total_s[:0], after_forward_s[:0]
+        elif self.slower is not self.tables:
+            slower = Sums(self.slower, self.rows).passes(memory)
+            most_s = slower.total_s, slower.after_forward_s
+        return StagePasses(stages, chunks, total_s, after_forward_s, memory.bytes, *most_s)
 
     def _paces(
         self,
@@ -332,6 +344,9 @@ class Sums:
         the result of `behind_s`.
         """
         hidden, apart = self.hidden, self.hosts_apart
+        if self.slower is not None:
+            shortest_s, most_s, _ = behind_s
+            behind_s = (np.minimum(passes_s / self.m - shortest_s, most_s),) * 3
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
 
         def reduced_s(passes_s: Floats, behind_s: Floats) -> Floats:
@@ -358,7 +373,17 @@ class Sums:
         """Return (rows, choices): the seconds behind which gradient collectives may hide, the
         backward passes of the slowest stage; then by its device times and by its host times, where
         weight passes are separate.
+
+        Between bounds on the passes, another stage may be the slowest, so that the step is not
+        monotone in them. But all passes take at least m times a stage's forward and backward pass:
+        its backward pass is at most passes / m - its forward pass. It is also at most the longest
+        of the stages that may be the slowest. Returns the shortest forward pass, and that longest.
         """
+        if self.slower is not None:
+            shortest_s = -self.max_over_stages(-passes.stages.forward)
+            least_s = self.max_over_stages(passes.total_s)[self.row] * (1 - SAME)
+            after_s = np.where(passes.most_s >= least_s, passes.most_after_forward_s, 0.0)
+            return shortest_s, self.max_over_stages(after_s), shortest_s
         slowest = self.slowest(passes.total_s)
         after_s = np.take_along_axis(passes.after_forward_s, slowest, axis=0)
         if not self.hosts_apart.any():

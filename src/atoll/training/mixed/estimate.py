@@ -10,18 +10,14 @@ from typing import Literal
 from atoll.base.units import format_bytes, ranges
 from atoll.fabric.nested import send_s
 from atoll.fabric.network import Network
+from atoll.placement.replay import ReplayedStep, replay_step
 from atoll.step.layout import Layout, check_layout
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.memory import Memory
 from atoll.training.mixed.pod_sums import joined_row, pod_by_stage
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import Share, recompute_choices
-from atoll.training.replay import (
-    ReplayedStep,
-    replay_estimate,
-    replay_step,
-    stage_passes,
-)
+from atoll.training.replay import replay_estimate, stage_passes
 from atoll.training.step import StageTime, Stepper, StepTime
 
 By = Literal["alone", "stages", "replicas"]

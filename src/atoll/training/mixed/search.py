@@ -114,7 +114,7 @@ class PodUse:
         """
         family = block.family
         if priced:
-            layout = block.layouts(np.zeros(1, dtype=np.int64), "none")[0]
+            layout = block.layout(0)
             pairs = zip(self.estimators, sizes, strict=True)
             return np.array(
                 [_priced_s(estimator, replace(layout, microbatch=n)) for estimator, n in pairs]
@@ -205,7 +205,7 @@ class PodUse:
         keys = np.stack([block.dp, block.zero, block.hsdp])
         for key in np.unique(keys, axis=1).T:
             rows = (keys == key[:, None]).all(axis=0)
-            layout = block.layouts(np.flatnonzero(rows)[:1], "none")[0]
+            layout = block.layout(int(rows.argmax()))
             for pod, estimator in enumerate(self.estimators):
                 kinds = [c for c in estimator.costs(layout) if c.is_block]
                 parameters = np.array([(c.parameters, c.expert_parameters) for c in kinds])
@@ -306,7 +306,7 @@ class PipelineAcrossPods(PodUse):
         sent_s = np.zeros(len(block))
         for pp in np.unique(block.pp):
             rows = block.pp == pp
-            layout = block.layouts(np.flatnonzero(rows)[:1], "none")[0]
+            layout = block.layout(int(rows.argmax()))
             kinds = [c.boundary_bytes for c in self.estimators[0].costs(layout) if c.is_block]
             steppers = [Stepper(run, layout) for run in self.runs]
             sent_s[rows] = min(stepper.send_s(max(kinds)) for stepper in steppers)

@@ -30,17 +30,14 @@ def pass_classes_s(
 ) -> dict[str, float]:
     """Return the seconds of one microbatch on a stage with these layers, without the optimizer."""
     times_s = dict.fromkeys(KERNEL_CLASSES, 0.0)
-    models = prices.model(layout).layers
-    layers = {
-        id(cost): layer for cost, (layer, _) in zip(prices.costs(layout), models, strict=True)
-    }
     directions = max(1, len(chunks) // layout.rounds)
     # A loss that is divided over tensor ranks is written out in element-wise kernels.
     divided_loss = layout.tp > 1 and prices.run.stack.parallel_loss_bytes > 0
     parts: dict[int, tuple[Cost, float, float, dict[str, float]]] = {}
-    for cost, count in (pair for chunk in chunks for pair in chunk):
+    pairs = [pair for chunk in chunks for pair in chunk]
+    for (cost, count), (layer, _) in zip(pairs, prices.layers_of(layout, chunks), strict=True):
         if id(cost) not in parts:
-            layer, kept = layers[id(cost)], cost.kept(recompute if cost.is_block else "none")
+            kept = cost.kept(recompute if cost.is_block else "none")
             parts[id(cost)] = (
                 cost.forward + cost.backwards(layout.schedule) + kept.again,
                 0.0 if divided_loss else _softmax_s(prices.pricer, layer, kept),

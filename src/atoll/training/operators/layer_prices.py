@@ -18,7 +18,7 @@ from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
 from atoll.training.operators.kernels.launched import attention_form, launched
 from atoll.training.operators.kernels.wide_products import is_wide
-from atoll.training.operators.layers import HALF, LayerCost, layer_costs
+from atoll.training.operators.layers import HALF, LayerCost, Share, layer_costs
 from atoll.training.operators.step_clock import KernelMix, in_step
 from atoll.training.operators.timings import Timings
 from atoll.training.run import Run
@@ -132,6 +132,12 @@ class LayerPrices:
                 frozen=self.run.adapters is not None,
             )
         return self._variants[key]
+
+    def layers_of(self, layout: Layout, chunks: Sequence[Share]) -> list[tuple[Layer, int]]:
+        """Return the layers of a stage's costs, and how often each occurs."""
+        models = zip(self.costs(layout), self.model(layout).layers, strict=True)
+        layers = {id(cost): layer for cost, (layer, _) in models}
+        return [(layers[id(cost)], count) for chunk in chunks for cost, count in chunk]
 
     def model(self, layout: Layout) -> Model:
         """Return one device's share of the model's operators, before experts are spread."""

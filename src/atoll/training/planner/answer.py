@@ -28,6 +28,7 @@ from atoll.answers.plan import (
 from atoll.base.identity import VERSION
 from atoll.fabric.nested import collective_s
 from atoll.files.csvfile import write_csv
+from atoll.placement.replay import replay_step
 from atoll.questions.question import explicit_fields
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
@@ -36,7 +37,7 @@ from atoll.training.estimate import Estimate, Estimator
 from atoll.training.memory import Memory
 from atoll.training.operators.layers import operator_costs
 from atoll.training.planner.plan import REFUSED, TOO_LARGE, TOO_SLOW, Plan
-from atoll.training.replay import replay_step, step_passes
+from atoll.training.replay import step_passes
 from atoll.training.run import Run
 from atoll.training.uncertainty import error_fits
 

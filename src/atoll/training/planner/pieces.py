@@ -19,17 +19,12 @@ from atoll.base.arrays import Floats, Ints
 from atoll.step.layout import Layout
 from atoll.step.stages import ChainWork
 from atoll.training.batch.choices import bounds, figures
-from atoll.training.batch.estimates import (
-    LEAST_CHOICE,
-    ORDER_NUMBERS,
-    LayoutSource,
-    batch_estimates,
-)
+from atoll.training.batch.estimates import LEAST_CHOICE, LayoutSource, batch_estimates
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import recompute_choices
 from atoll.training.planner.bounds.family_bounds import OPTIMAL, FamilyBounds
-from atoll.training.planner.space import Axes, LayoutColumns, LayoutFamily, block_of, order_of
+from atoll.training.planner.space import Axes, LayoutColumns, LayoutFamily, block_of
 from atoll.training.run import Run
 
 if TYPE_CHECKING:
@@ -107,7 +102,7 @@ class PlanPieces:
         (`exact_without_pipeline`). Values are rounded down; infinite where a layout does not fit.
         """
         if self.alone:
-            return self._least_s(_BlockLayouts(block), names)
+            return self._least_s(block, names)
         return _from_json(self.ask(*least_call(block, names)))
 
     @property
@@ -128,7 +123,7 @@ class PlanPieces:
         negative of a lower bound where a layout takes at least `limit_s`.
         """
         if self.alone:
-            return self._times_s(_BlockLayouts(block), names, limit_s)
+            return self._times_s(block, names, limit_s)
         return _from_json(self.ask(*times_call(block, names, limit_s))["times_s"])
 
     def _times(self, limit_s: float | None, names: Sequence[str], *block: Any) -> dict[str, Any]:
@@ -187,35 +182,10 @@ def times_call(block: LayoutColumns, names: Sequence[str], limit_s: float) -> Pi
 
 def _layouts(
     family: Sequence[Any], schedules: Sequence[str], chain: Sequence[Any], columns: Any
-) -> _BlockLayouts:
+) -> LayoutColumns:
     blocks, head_blocks, *weights = chain
     work = ChainWork(blocks, head_blocks, *map(tuple, weights))
-    return _BlockLayouts(
-        LayoutColumns(LayoutFamily(*family), tuple(schedules), work, np.array(columns))
-    )
-
-
-class _BlockLayouts:
-    """Layouts of a `LayoutColumns` block, without recomputation."""
-
-    def __init__(self, block: LayoutColumns) -> None:
-        self.block = block
-
-    def columns(self) -> Ints:
-        x = self.block
-        chunks = [[ORDER_NUMBERS[order_of(name, 2, vpp)] for name in x.schedules] for vpp in (1, 2)]
-        order = np.array(chunks)[(x.vpp > 1).astype(np.intp), x.schedule]
-        order[x.pp == 1] = ORDER_NUMBERS[order_of("", 1, 1)]
-        return np.stack([order, x.dp, x.pp, x.vpp, x.zero, x.hsdp, x.split])
-
-    def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
-        return self.block.blocks(order, pp, vpp, number)
-
-    def every(self) -> list[Layout]:
-        return self.block.layouts(np.arange(len(self.block)), "none")
-
-    def layout(self, at: int) -> Layout:
-        return self.block.layouts(np.array([at]), "none")[0]
+    return LayoutColumns(LayoutFamily(*family), tuple(schedules), work, np.array(columns))
 
 
 def _down(bounds: Floats) -> Singles:
@@ -239,9 +209,9 @@ def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
         record = note["value"]
         if not isinstance(record, Mapping):
             continue  # bounds
-        for layout, row_s in zip(
-            _layouts(*record["layouts"]).every(), record["times_s"], strict=True
-        ):
+        block = _layouts(*record["layouts"])
+        layouts = block.layouts(np.arange(len(block)), "none")
+        for layout, row_s in zip(layouts, record["times_s"], strict=True):
             for policy, step_s in zip(record["policies"], row_s, strict=True):
                 if step_s is not None and step_s >= 0:
                     recomputed = replace(layout, recompute=policy)

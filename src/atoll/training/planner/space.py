@@ -148,7 +148,20 @@ class LayoutColumns:
 
     def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
         """Return the number of blocks of each chunk; an empty tuple means an even split."""
-        return _stage_splits(self.chain, order, pp, vpp)[split]
+        return splits(self.chain, order, pp, vpp)[split]
+
+    def layout(self, at: int) -> Layout:
+        """Return the layout in a row as an object, without recomputation."""
+        return self.layouts(np.array([at]), "none")[0]
+
+    def numbers(self) -> Ints:
+        """Return the numbers of `batch.estimates.LayoutSource`."""
+        chunks = [
+            [ORDERS.index(order_of(name, 2, vpp)) for name in self.schedules] for vpp in (1, 2)
+        ]
+        order = np.array(chunks)[(self.vpp > 1).astype(np.intp), self.schedule]
+        order[self.pp == 1] = ORDERS.index(order_of("", 1, 1))
+        return np.stack([order, self.dp, self.pp, self.vpp, self.zero, self.hsdp, self.split])
 
 
 def families(run: Run, axes: Axes) -> Iterator[LayoutFamily]:
@@ -217,10 +230,6 @@ def order_of(schedule: str, pp: int, vpp: int) -> str:
     return "interleaved" if schedule == "1f1b" and vpp > 1 else schedule
 
 
-def _stage_splits(chain: ChainWork, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
-    return splits(chain, order, pp, vpp)
-
-
 @lru_cache(maxsize=512)
 def of_stages(
     axes: Axes,
@@ -242,7 +251,7 @@ def of_stages(
                 for vpp in _chunks(axes, layers, pp)
                 for s, order in enumerate(schedules)
                 if _ordered(order, layers, pp, vpp, schedules)
-                for split in range(len(_stage_splits(chain, order_of(order, pp, vpp), pp, vpp)))
+                for split in range(len(splits(chain, order_of(order, pp, vpp), pp, vpp)))
             ]
         )
         .reshape(-1, 4)

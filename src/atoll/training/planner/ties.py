@@ -8,6 +8,7 @@ is expected to take longer than its estimate (`uncertainty`). The error of an es
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
@@ -16,8 +17,10 @@ from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
 from atoll.training.uncertainty import Spread, least_time_spread
 
-MOST_TRIED = 200  # layouts whose memory is checked, of those that tie and of slower ones
-ROOM = 0.05  # slowdown that is accepted for a layout that is not tight in memory
+MOST_TRIED = (
+    200  # layouts whose memory is checked, of those that tie and in a window of slower ones
+)
+WINDOWS = (0.05, 0.1, 0.2, 0.4)  # slowdowns up to which layouts with room are looked for, in turn
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
 
 
@@ -75,12 +78,38 @@ def least_at_risk(space: LayoutSpace, fastest: Estimate, risk: str) -> Estimate:
     return best
 
 
+def slowdown_for_room(estimate: Estimate) -> float:
+    """Return the slowdown that is accepted for a layout that is not tight in memory: p / (1 - p),
+    if this one runs out of memory with chance p, so that it takes 1 / (1 - p) attempts on average.
+    """
+    return min(1 / max(1 - estimate.out_of_memory, 1e-9) - 1, WINDOWS[-1])
+
+
+def _fastest_with_room(
+    space: LayoutSpace,
+    leader: Estimate,
+    tied: int,
+    has_room: Callable[[tuple[int, int], float], bool],
+) -> tuple[int, int] | None:
+    """Return the fastest layout behind those that tie which is not tight in memory and not slower
+    than `slowdown_for_room`. The windows widen in turn, since most layouts are far slower.
+    """
+    most, checked = max(slowdown_for_room(leader), WINDOWS[0]), tied
+    for window in sorted({min(window, most) for window in WINDOWS}):
+        slower = islice(space.within(leader.step.time_s * (1 + window)), checked, None)
+        for at in islice(slower, MOST_TRIED):
+            checked += 1
+            if has_room(at, window):
+                return at
+    return None
+
+
 def simplest(
     space: LayoutSpace, fastest: Estimate, ties: float, risk: str = "median"
 ) -> tuple[Estimate, int]:
     """Return the simplest layout that takes at most (1 + ties) times the best step, ranked by risk,
     preferably one that is not tight in memory, and the number of layouts that tie. If all of them
-    are tight, return the fastest that is not, if it takes at most (1 + ROOM) times the best step.
+    are tight, return the fastest that is not, unless it is slower than `slowdown_for_room`.
     """
     leader = least_at_risk(space, fastest, risk)
     if not ties:
@@ -97,8 +126,7 @@ def simplest(
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
     simple = next((at for _, at in tied[:MOST_TRIED] if ties_with_leader(at, ties)), None)
     if simple is None:
-        slower = islice(space.within(step_s * (1 + ROOM)), len(tied), len(tied) + MOST_TRIED)
-        simple = next((at for at in slower if ties_with_leader(at, ROOM)), None)
+        simple = _fastest_with_room(space, leader, len(tied), ties_with_leader)
     if simple is not None:
         return space.estimate(*simple), len(tied)
     if risk != "median":

@@ -29,7 +29,7 @@ from atoll.base.notebook import summary_lines
 from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
-from atoll.placement.replay import replay_placement
+from atoll.placement.replay import replay_difference
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.wafer.answer.draw import text_map, wafer_picture
@@ -311,7 +311,7 @@ class WaferResult(ExplainedResult[WaferAnswer, WaferExplanation]):
 
     @cached_property
     def replay_difference(self) -> float:
-        return replay_placement(self.placement).difference
+        return replay_difference(self.placement)
 
     @cached_property
     def answer(self) -> WaferAnswer:

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -96,19 +95,11 @@ SharpenSize = Callable[[int, int, int, float], SizeBound]
 class LayerBounds:
     """Bounds of layers of one model, batch and sequence on one wafer."""
 
-    def __init__(
-        self, planners: Sequence[Planner], sharpen_size: SharpenSize | None = None,
-        like: LayerBounds | None = None,
-    ) -> None:  # fmt: skip
-        """`sharpen_size` replaces the method `sharper`. `like`: bounds under options that differ
-        only in offload, gradient codes and collectives per operator, which share the times of
-        operators and splits.
-        """
-        first = planners[0]
+    def __init__(self, planner: Planner, sharpen_size: SharpenSize | None = None) -> None:
+        """`sharpen_size` replaces the method `sharper`."""
         self._sharpen_size = sharpen_size or self.sharper
-        self.planners = tuple(planners)
-        self.wafer: Wafer = first.wafer
-        self.options = first.options
+        self.planner, self.options = planner, planner.options
+        self.wafer: Wafer = planner.wafer
         self.pricer = die_pricer(self.wafer.chip)
         # Products of streamed operators run in pieces; each operator may stream or not.
         self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
@@ -116,8 +107,6 @@ class LayerBounds:
         # Per object: a cache of the class would never release the tables of a search.
         self._split_bounds = cache(self._compute_split_bounds)
         self._operator_times = cache(self._compute_operator_times)
-        if like is not None:
-            self._split_bounds, self._operator_times = like._split_bounds, like._operator_times
         self.sharpenings = 0
         """Number of sharpened sizes: fills computed before the last one are out of date."""
 
@@ -135,7 +124,7 @@ class LayerBounds:
         return shapes
 
     def block(self, microbatch: int) -> WaferBlock:
-        return make_block(self.planners[0].model, microbatch, self.planners[0].sequence)
+        return make_block(self.planner.model, microbatch, self.planner.sequence)
 
     @property
     def external(self) -> bool:
@@ -180,7 +169,7 @@ class LayerBounds:
     def _needs_all_codes(self, bound: SizeBound, enough_s: float) -> bool:
         """Return whether a bound over all codes may be higher, and they are not too many."""
         shape = self.shapes_by_dies()[bound.dies][0]
-        planner = self.planners[0]
+        planner = self.planner
         few = planner.codes(*shape, bound.microbatch) <= MAX_CODES
         return few and bound.layer_s < enough_s and not planner.complete(*shape, bound.microbatch)
 
@@ -200,12 +189,11 @@ class LayerBounds:
             self._split_bounds(microbatch, dies).decoupled
         ]
         exact = level in (EXACT, MEMORY)
-        if exact and self.planners[0].complete(*self.shapes_by_dies()[dies][0], microbatch):
+        if exact and self.planner.complete(*self.shapes_by_dies()[dies][0], microbatch):
             solvers = [
                 solver
-                for planner in self.planners
                 for shape in self.shapes_by_dies()[dies]
-                for _, solver in planner.exacts(*shape, microbatch)
+                for _, solver in self.planner.exacts(*shape, microbatch)
             ]
         fastest = min(solvers, key=lambda solver: solver.bound_s)
         layer_s = max(plain.layer_s, fastest.bound_s)
@@ -219,7 +207,7 @@ class LayerBounds:
             if not self._memory_matters(plain, depth, layers):
                 continue
             for j in range(len(plain.prices)):
-                check_stop(self.planners[0].stop)
+                check_stop(self.planner.stop)
                 pooled[depth, j] = max(pooled[depth, j], local.least(j, in_flight))
                 value = offloading.least(j, in_flight) if self.options.offload else pooled[depth, j]
                 curves[depth, j] = max(curves[depth, j], value)
@@ -240,8 +228,8 @@ class LayerBounds:
         counts = [len(parts) for parts in node_splits]
         least_s, pass_bounds = decoupled.least_costs(FREE), decoupled.pass_bounds()
         streams = [p for p, s in zip(node_splits[0], least_s, strict=True) if s < enough_s]
-        for planner, shape in product(self.planners, self.shapes_by_dies()[dies]):
-            for tables in planner.with_splits({"stream": streams}).tables(*shape, microbatch):
+        for shape in self.shapes_by_dies()[dies]:
+            for tables in self.planner.with_splits({"stream": streams}).tables(*shape, microbatch):
                 nodes = tables.stream, *(node for chain in tables.nodes for node in chain)
                 indices = [
                     _split_indices(node.codes, tables.digits, parts)
@@ -269,7 +257,7 @@ class LayerBounds:
         return fast
 
     def _compute_split_bounds(self, microbatch: int, dies: int) -> SplitBounds:
-        setting, shapes = self.planners[0].setting(microbatch), self.shapes_by_dies()[dies]
+        setting, shapes = self.planner.setting(microbatch), self.shapes_by_dies()[dies]
         tables = SplitTables(self.block(microbatch), shapes, setting, self.pricer, self.pieces)
         return split_bounds(tables, Rules(self.options.homes, self.options.recompute))
 
@@ -323,7 +311,7 @@ class LayerBounds:
     ) -> SizeBound:  # fmt: skip
         """Combine seconds of passes into bounds of a layer, the head and the embedding."""
         block = self.block(microbatch)
-        rounds, states = self.planners[0].rounds(microbatch), self.options.states
+        rounds, states = self.planner.rounds(microbatch), self.options.states
         bandwidth_Bps = self.pricer.stream_Bps
         parameters = sum(unit.parameters for unit in block.units)
         update = 0.0 if self.external else states.update / (dies * bandwidth_Bps * rounds)
@@ -344,7 +332,7 @@ class LayerBounds:
         prices = PRICES * scale * block.layers * dies / self.wafer.dies / self.wafer.memory_bytes
         in_flight = np.array(DEPTHS)[:, None]
         state_bytes = 0.0 if self.external else states.bytes_per_parameter * parameters / dies
-        saved_bytes = self.planners[0].setting(microbatch).stream_saved_bytes(block)
+        saved_bytes = self.planner.setting(microbatch).stream_saved_bytes(block)
         curves = layer_s + prices * state_bytes + prices * in_flight * saved_bytes / dies
         local_curves = curves
         for chain, chain_entry_s in zip(block.chains, entry_s, strict=True):

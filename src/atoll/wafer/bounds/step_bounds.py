@@ -71,14 +71,14 @@ class StepBound:
     """Bounds of one model on one wafer."""
 
     def __init__(
-        self, planners: Sequence[Planner], microbatches: Sequence[int],
+        self, planner: Planner, microbatches: Sequence[int],
         sharpen_size: SharpenSize | None = None,
     ) -> None:  # fmt: skip
-        self.planners = tuple(planners)
-        self.layers = LayerBounds(planners, sharpen_size)
+        self.planner = planner
+        self.layers = LayerBounds(planner, sharpen_size)
         self.microbatches = tuple(microbatches)
-        self.wafer = planners[0].wafer
-        self.zero_bubble = planners[0].options.zero_bubble
+        self.wafer = planner.wafer
+        self.zero_bubble = planner.options.zero_bubble
 
     # -- one microbatch ------------------------------------------------------------------------
 
@@ -92,17 +92,17 @@ class StepBound:
         sizes = self.sizes(microbatch)
         layer = min(size.dies * size.layer_s for size in sizes)
         head = min(size.dies * size.head_s for size in sizes)
-        ports = port_step_s(self.planners[0], microbatch)
+        ports = port_step_s(self.planner, microbatch)
         return max((block.layers * layer + head) / self.wafer.dies, ports)
 
     def fill(self, microbatch: int, largest_s: float, cap_s: float) -> tuple[float, StageSizes]:
         """Return the least fill below `cap_s` and its pipeline; infinity if there is none."""
-        if largest_s < port_step_s(self.planners[0], microbatch):
+        if largest_s < port_step_s(self.planner, microbatch):
             return INFINITY, ()
         sizes = self.sizes(microbatch)
         layers = self.layers.block(microbatch).layers
         dies = np.array([size.dies for size in sizes], np.int64)
-        rows = _depth_rows(self.wafer.dies, self.planners[0].rounds(microbatch))
+        rows = _depth_rows(self.wafer.dies, self.planner.rounds(microbatch))
         from_last = np.array([0, *rows], np.int64)
         most = np.zeros((len(DEPTHS) + 1, len(sizes)), np.int64)
         most_first, stage_bytes = np.zeros_like(most), np.zeros((*most.shape, layers + 1))
@@ -110,7 +110,7 @@ class StepBound:
             _size_arrays(sizes), dies, layers, np.unique(rows), largest_s,
             float(self.wafer.memory_bytes), most, most_first, stage_bytes,
         )  # fmt: skip
-        if self.planners[0].options.offload:
+        if self.planner.options.offload:
             # The stages of a pipeline hold no more than the wafer has.
             embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
             memory_bytes = self.wafer.dies * self.wafer.memory_bytes * (1 + ROUNDING)
@@ -125,7 +125,7 @@ class StepBound:
             np.array([s.most_weight_s for s in sizes]),
             np.array([s.head_most_weight_s for s in sizes]),
             from_last, most, most_first, largest_s, self.zero_bubble,
-            self.planners[0].rounds(microbatch) - 1, cap_s, parents,
+            self.planner.rounds(microbatch) - 1, cap_s, parents,
         )  # fmt: skip
         if first_stage[0] < 0:
             return INFINITY, ()
@@ -142,13 +142,13 @@ class StepBound:
         size = self.layers.size_bound(microbatch, dies)
         size = replace(size, layer_s=max(size.layer_s, layer_s))
         layers = self.layers.block(microbatch).layers
-        rounds = self.planners[0].rounds(microbatch)
+        rounds = self.planner.rounds(microbatch)
         if size.layer_s == INFINITY or stages > layers:
             return INFINITY
         low = max(
             -(-layers // stages) * size.layer_s,
             (layers * size.layer_s + size.head_s + size.embedding_s) / stages,
-            port_step_s(self.planners[0], microbatch),
+            port_step_s(self.planner, microbatch),
         )
         high = min(cap_s / rounds, HOPELESS * low)
         if low >= high or not self._all_carried(size, layers, stages, high):
@@ -174,7 +174,7 @@ class StepBound:
         return rounds * low if stages == 1 else max(rounds * low, min(filled_s, balanced_s))
 
     def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
-        rows = _depth_rows(stages, self.planners[0].rounds(size.microbatch))
+        rows = _depth_rows(stages, self.planner.rounds(size.microbatch))
         memory_bytes = float(self.wafer.memory_bytes)
         return bool(all_carried(_size_arrays([size]), layers, rows, largest_s, memory_bytes))
 
@@ -191,15 +191,15 @@ class StepBound:
         """
         heap: list[tuple[float, int, float, float, float, int, StageSizes]] = []
         for microbatch in self.microbatches if microbatches is None else microbatches:
-            rounds = self.planners[0].rounds(microbatch)
+            rounds = self.planner.rounds(microbatch)
             low, high = self.work_s(microbatch), best_s / rounds
             if low < high:
                 # The fill is computed when the interval is the lowest.
                 heapq.heappush(heap, (rounds * low, microbatch, low, high, UNKNOWN, 0, ()))
         while heap:
-            check_stop(self.planners[0].stop)
+            check_stop(self.planner.stop)
             bound, microbatch, low, high, fill, version, stages = heapq.heappop(heap)
-            rounds = self.planners[0].rounds(microbatch)
+            rounds = self.planner.rounds(microbatch)
             narrow = rounds * (high - low) <= NARROW * best_s
             if fill == UNKNOWN or (narrow and version < self.layers.sharpenings):
                 low, version = max(low, self.work_s(microbatch)), self.layers.sharpenings
@@ -228,7 +228,7 @@ class StepBound:
     ) -> bool:
         """Sharpen the sizes of a pipeline; return whether any bound changed."""
         sharper = False
-        rows = _depth_rows(len(stages), self.planners[0].rounds(microbatch))
+        rows = _depth_rows(len(stages), self.planner.rounds(microbatch))
         for dies in sorted({dies for dies, _ in stages}):
             # Seconds of a layer on its share of the dies, if all stages took `largest_s`.
             enough_s = largest_s / self.layers.block(microbatch).layers * self.wafer.dies / dies

@@ -144,7 +144,7 @@ class PlannedLayouts:
     needed: Floats
     """Bytes with the recomputation choices that keep the fewest bytes, shape (layouts,)."""
 
-    def floors(self, problem: PlacementProblem) -> StepFloors:
+    def floors(self, problem: PlacementProblem, least_s: float) -> StepFloors:
         return self._steps(problem).of(self.needed <= problem.memory_bytes)
 
     def _steps(self, problem: PlacementProblem) -> StepFloors:
@@ -170,13 +170,16 @@ class PlannedLayouts:
             return None
         choices = self.chosen(times)
         tables = self.timed(problem, times, choices)
+        slower = times.most and tables
+        if times.most and ((self.steps.stages > 1) & (self.steps.last_s > 0))[order].any():
+            slower = self.timed(problem, times.most, choices)
         best_s, best = cutoff_s, -1
         picks = np.zeros(0, np.int64)
         for first in range(0, len(order), AT_ONCE):
             if floor_s[order[first]] >= best_s:
                 break
             rows = order[first : first + AT_ONCE]
-            sums = Sums(tables, tables.rows[rows])
+            sums = Sums(tables, tables.rows[rows], slower=slower)
             stage_bytes = self._stage_bytes(sums, rows, problem)
             step_s, choices_taken = best_choices(sums, best_s, stage_bytes)
             least = int(step_s.argmin())

@@ -80,7 +80,7 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
         transfer_s=sums.total(sums.arriving_s.sum(axis=1))
         + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
         + links_s[side],
-        fixed_s=states.last_s + (m - 1) * states.before_s,
+        fixed_s=np.zeros(len(rows)),
         through=fused,
         through_ends=fused * (m - 1),
         end_blocks=end,
@@ -90,5 +90,8 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
         apart=apart,
         apart_blocks=apart * inner,
         apart_weights=apart * (late > 0) * np.maximum(0.0, m - 1 - late * (stages - 1)) * last,
+        last_s=states.last_s,
+        before_s=states.before_s,
+        shown=1.0 - sums.hidden[:, 0],
         **dict(zip(WAYS, ways.reshape(len(rows), 6).T, strict=True)),
     )

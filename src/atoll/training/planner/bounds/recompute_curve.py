@@ -16,6 +16,7 @@ from atoll.base.arrays import Floats
 from atoll.cost.pricer import Cost
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
+from atoll.placement.recompute import frontier
 from atoll.step.layout import FULL_BLOCKS, HOSTED_INPUTS, RECOMPUTE
 from atoll.training.memory import kept_bytes
 from atoll.training.operators.layer_prices import LayerPrices
@@ -33,7 +34,8 @@ def points_of(points: Mapping[str, Point], names: Sequence[str]) -> tuple[Floats
     not in `points` (it can mix all choices), return the hull of all points.
     """
     alone = all(name in points for name in names)
-    return _lower_hull(points[name] for name in (names if alone else points))
+    bytes_, seconds = np.array(sorted(points[name] for name in (names if alone else points))).T
+    return frontier(bytes_, seconds)[:2]
 
 
 def on_the_curve(names: Iterable[str]) -> bool:
@@ -69,18 +71,3 @@ def _least(
     if sent is None or priced.pricer.schedules_links:
         return priced.pricer.least(layer, [op], ring)
     return Cost(vector_s=shown * float(collective_s(ideal, str(sent.kind), sent.bytes, sent.group)))
-
-
-def _lower_hull(points: Iterable[Point]) -> tuple[Floats, Floats]:
-    hull: list[Point] = []
-    for x, y in sorted(points):
-        if hull and hull[-1][1] <= y:
-            continue  # keeps no fewer bytes and takes no fewer seconds than the last point
-        while len(hull) > 1:
-            (x0, y0), (x1, y1) = hull[-2:]
-            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
-                break
-            hull.pop()
-        hull.append((x, y))
-    bytes_, seconds = np.array(hull).T
-    return bytes_, seconds
