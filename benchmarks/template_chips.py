@@ -104,7 +104,7 @@ def main() -> None:
     told += [report("h200", "ours, not fitted", [case for case in ours if not case.fitted])]
     if asked.table:
         timed = read_timed(asked.table)[0]
-        for name in ("h200", "a100", "b200"):
+        for name in ("h200", "h100", "a100", "b200"):
             rows = [row for row in timed if row.device.lower() == name]
             cases = [case for row in rows for case in device_case(row)]
             told.append(report(name, "several devices", cases))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,13 +33,21 @@ levels:
   - {{ name: outer, devices: 1048576, bandwidth: {outer} GB/s, latency: {latency} us }}
 """
 
+SCOPES = ("searched lists", "every layout")
 
-def compare(
-    seed: int, folder: Path, *, every_layout: bool = False
-) -> tuple[float, float, str] | None:
-    """Return the plan's step and the search's bound on it in seconds, with what was drawn; none
-    where nothing fits. With `every_layout`, of a plan over all layouts and the bound on those.
-    """
+
+class Comparison(NamedTuple):
+    """A plan's step and the search's bound on it, with what was drawn."""
+
+    scope: str
+    """Which layouts were planned over, and are bounded."""
+    step_s: float
+    bound_s: float
+    words: str
+
+
+def compare(seed: int, folder: Path, scopes: Sequence[str] = SCOPES) -> list[Comparison]:
+    """Search a chip once, and plan on it in each scope; without the plans that fit nothing."""
     draw = np.random.default_rng(seed)
     family = str(draw.choice(ALTERNATING if seed % 2 else PLAIN))
     model = folder / "config.json"
@@ -66,15 +75,20 @@ def compare(
             tolerance=0.02,
             **asked,
         )
-        chip = str(folder / "out" / "chip.yaml")
-        if every_layout:
-            for axis in ("microbatch", "tp", "cp"):
-                del asked[axis]
-        plan = atoll.plan(str(model), chip, optimizer="mixed", **asked)
     except AtollError as error:
         assert "fit" in str(error), error
-        return None
-    words = f"{family}, {cores} cores, {GiB} GiB, {drawn}, {asked}: {plan.fastest.layout}"
-    proof = found.certificate
-    bound = proof.peak_bound if every_layout else proof.bound
-    return plan.fastest.step.time_s, asked["batch"] / bound, words
+        return []
+    chip, proof = str(folder / "out" / "chip.yaml"), found.certificate
+    compared = []
+    for scope in scopes:
+        axes = () if scope == "searched lists" else ("microbatch", "tp", "cp")
+        restricted = {name: value for name, value in asked.items() if name not in axes}
+        try:
+            plan = atoll.plan(str(model), chip, optimizer="mixed", **restricted)
+        except AtollError as error:
+            assert "fit" in str(error), error
+            continue
+        bound = proof.bound if scope == "searched lists" else proof.peak_bound
+        words = f"{family}, {cores} cores, {GiB} GiB, {drawn}, {restricted}: {plan.fastest.layout}"
+        compared.append(Comparison(scope, plan.fastest.step.time_s, asked["batch"] / bound, words))
+    return compared

@@ -209,6 +209,21 @@ def test_blocks_are_recomputed_from_inputs_on_the_host() -> None:
     assert hosted.step.time_s == full.step.time_s
 
 
+def test_what_modules_leave_may_be_kept_on_the_host() -> None:
+    """The activations of two blocks of a stage are on the device, on their way."""
+    run = small_run(grouped(12), devices=8)
+    for pp in (1, 2):
+        layout = Layout(dp=8 // pp, pp=pp)
+        modules, hosted = (estimate(run, replace(layout, recompute=p)) for p in ("mlp", "mlp+host"))
+        assert hosted.worst.activations < 0.5 * modules.worst.activations
+        assert hosted.step.time_s == modules.step.time_s
+
+
+def test_fsdp_gathers_ahead_whether_compiled_or_not() -> None:
+    overlaps = {STACKS[name].overlap.gather for name in ("torchtitan", "torchtitan-compiled")}
+    assert overlaps == {STACKS["fsdp"].overlap.gather}
+
+
 def test_hooks_around_every_module_bind_small_microbatches_of_deepspeeds_zero_3() -> None:
     """More modules, as of adapters, and recomputation run more of them."""
     run = small_run(grouped(), devices=8, stack=STACKS["deepspeed"], sequence=128)

@@ -211,6 +211,22 @@ def test_activations_in_the_hosts_memory() -> None:
     check_recompute(policy)
 
 
+@pytest.mark.parametrize(
+    ("framework", "policy"),
+    [
+        ("torchtitan", "alternate"),
+        ("torchtitan FSDP2, torch.compile", "alternate"),
+        ("torchtitan-compiled", "alternate"),
+        ("MaxText", "core_attn+layernorm+mlp+moe+host"),
+        ("Megatron-LM", "selective"),
+    ],
+)
+def test_selective_recomputation_by_software(framework: str, policy: str) -> None:
+    cells = row(recompute="selective", framework=framework)
+    assert run_from_row(cells)[1].recompute == policy
+    check_recompute(policy)
+
+
 def test_modules_that_run_again_keep_less_and_take_longer() -> None:
     run, layout = run_from_row(row(recompute="none"))
 

@@ -94,9 +94,14 @@ class TimedOperator:
     """Kernel that ran it, if the table names it."""
 
 
+def read_timed(path: str | Path) -> tuple[list[TimedOperator], dict[str, int]]:
+    """Return the rows of a file, and how many were not read by reason."""
+    return read_each(read_rows(path, TIMED, Row), _read)
+
+
 def validate_devices(path: str | Path, *, out: str | Path | None = None) -> OperatorsValidation:
     """Validate a file, by device, operator and format."""
-    timed, skipped = read_each(read_rows(path, TIMED, Row), _read)
+    timed, skipped = read_timed(path)
     kinds: defaultdict[tuple[str, str, str], list[TimedOperator]] = defaultdict(list)
     for row in timed:
         kinds[row.device, row.op, row.precision].append(row)

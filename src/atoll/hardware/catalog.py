@@ -185,7 +185,10 @@ class AcceleratorFile(CoresFile):
         from atoll.hardware.template.stalls import STALLS
 
         template = stated_defects(self.name, TEMPLATES[self.template], self.defects)
-        missing = [p.name for p in template.extra_parameters if p.name not in self.own]
+        own = {p.name: p.values[0] for p in template.extra_parameters if p.name == "register_bytes"}
+        own |= {"core_buffer_bytes": float(self.core_buffer)} if self.core_buffer else {}
+        own |= self.own
+        missing = [p.name for p in template.extra_parameters if p.name not in own]
         if missing:
             raise AtollError(f"{self.name}: own: {', '.join(missing)} of {template.name} missing")
         chip = self.core(
@@ -194,7 +197,7 @@ class AcceleratorFile(CoresFile):
             hbm=self.hbm.hbm(),
             name=self.name,
             template=None if template is SYSTOLIC else template,
-            more=tuple((p, self.own[p.name]) for p in template.extra_parameters),
+            more=tuple((p, own[p.name]) for p in template.extra_parameters),
             stated_core_buffer_bytes=self.core_buffer,
             stalls=None if self.kind is None else STALLS[self.kind],
             dies=self.dies,

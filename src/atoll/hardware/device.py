@@ -144,6 +144,10 @@ def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
         },
         "network": network,
     }
+    if chip.dies > 1:
+        content["dies"] = chip.dies
+    if chip.spare > 1.0:
+        content["cores_on_die"] = round(chip.spare * chip.tensor_cores)
     if chip.stated_core_buffer_bytes:
         content["core_buffer"] = f"{chip.stated_core_buffer_bytes} B"
     if chip.stalls is not None:

@@ -106,10 +106,16 @@ class DesignSpace:
             hbm=hbm,
             name=f"{self.name}/{index}",
             template=None if self.template is SYSTOLIC else self.template,
+            stated_core_buffer_bytes=self._core_buffer_bytes(index),
             more=tuple(
                 (p, self.columns[p.name][index].item()) for p in self.template.extra_parameters
             ),
         )
+
+    def _core_buffer_bytes(self, index: int) -> int:
+        """Return a design's buffer per core where the space states it, or 0."""
+        stated = self.columns.get("core_buffer_bytes")
+        return 0 if stated is None else int(stated[index])
 
     def subset(
         self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]

@@ -78,7 +78,7 @@ class ChipFields(TypedDict, total=False):
     order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     recompute: Literal["optimal", "none", "full"] | None
     space: str | None
-    template: Literal["systolic", "physical-28nm", "physical-16nm", "physical-12nm", "physical-7nm", "physical-5nm", "physical-4nm", "physical-3nm", "physical", "physical-links", "physical-banks", "physical-dies"] | str | ChipTemplate | None
+    template: Literal["systolic", "physical-28nm", "physical-16nm", "physical-12nm", "physical-7nm", "physical-5nm", "physical-4nm", "physical-3nm", "physical", "physical-links", "physical-banks", "physical-dies", "gpu-like-7nm", "gpu-like-5nm", "gpu-like-4nm", "gpu-like-3nm"] | str | ChipTemplate | None
     hbm: Sequence[int] | int | None
     max_area: float | str | None
     max_power: float | str | None
@@ -345,7 +345,7 @@ class SearchFields(TypedDict, total=False):
     order: Sequence[Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]] | Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     recompute: Literal["optimal", "none", "full"] | None
     space: str | None
-    template: Literal["systolic", "physical-28nm", "physical-16nm", "physical-12nm", "physical-7nm", "physical-5nm", "physical-4nm", "physical-3nm", "physical", "physical-links", "physical-banks", "physical-dies"] | str | ChipTemplate | None
+    template: Literal["systolic", "physical-28nm", "physical-16nm", "physical-12nm", "physical-7nm", "physical-5nm", "physical-4nm", "physical-3nm", "physical", "physical-links", "physical-banks", "physical-dies", "gpu-like-7nm", "gpu-like-5nm", "gpu-like-4nm", "gpu-like-3nm"] | str | ChipTemplate | None
     hbm: Sequence[int] | int | None
     max_area: float | str | None
     max_power: float | str | None

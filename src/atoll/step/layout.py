@@ -33,7 +33,8 @@ HOSTED_INPUTS = "full@host"
 "offload", torchtune's activation offloading)."""
 HOST = "host"
 """Nothing is recomputed; saved tensors of the fewest blocks per stage that make it fit, or of the
-given number ("host@20"), go to host memory (Megatron-Core's cpu_offloading_num_layers)."""
+given number ("host@20"), go to host memory (Megatron-Core's cpu_offloading_num_layers). With
+modules ("mlp+host"): those are recomputed, and all other saved tensors go to host memory."""
 ZERO_STAGES = (0, 1, 2, 3)
 
 
@@ -216,7 +217,7 @@ def check_layout(
 
 def check_recompute(name: str) -> None:
     """Raise an error unless `name` is a policy or a list of modules of a block."""
-    modules = {*MODULES, *(f"{module}@host" for module in HOSTED)}
+    modules = {*MODULES, HOST, *(f"{module}@host" for module in HOSTED)}
     policy, _, number = name.partition("@")
     is_block_count = policy in ("full", HOST) and number.isdigit()
     is_policy = name in (*RECOMPUTE, HOST, HOSTED_INPUTS) or is_block_count

@@ -197,9 +197,10 @@ def _attention(row: RunRow, stack: Stack, unread: list[str]) -> str:
 
 
 SELECTIVE = {
-    "fsdp": "alternate",
-    # MaxText's save_dot_except_mlp, and the recipes that send the same tensors to the host.
-    "xla": "core_attn+layernorm+mlp+moe+qkv_linear@host+attn_proj@host",
+    **dict.fromkeys(("fsdp", "torchtitan", "torchtitan-compiled"), "alternate"),
+    # MaxText's recipes of Trillium (tpu-recipes): inputs of blocks, queries, keys, values and
+    # attention's output projection go to the host ("offload"), the rest runs again.
+    "xla": "core_attn+layernorm+mlp+moe+host",
 }
 """Meaning of "selective" in software where it is not attention's core."""
 

@@ -39,7 +39,8 @@ def described_device(device: Device, answer: Accelerator) -> Accelerator:
     threaded = device_cells(device) <= _THREADED_CELLS
     cells = device_cells(device)
     width = _COLUMNS if cells <= _COLUMNS**2 else round(sqrt(cells))
-    more = tuple((p, float(device.dies) if p.name == "dies" else v) for p, v in answer.more)
+    stated = {"dies": float(device.dies), "core_buffer_bytes": float(_CORE_BUFFER_BYTES)}
+    more = tuple((p, stated.get(p.name, value)) for p, value in answer.more)
     lost = template.stalls if template.stalls == NO_STALLS else CACHED if threaded else SCRATCHPAD
     chip = replace(
         answer,

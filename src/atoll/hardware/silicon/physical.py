@@ -13,6 +13,11 @@ make up (`fabric.topology`). Those of `physical-banks` differ in the banks and p
 buffer, which say what it serves and take area and energy (`hardware.physical.banks`). Those of
 `physical-dies` have one to four dies per package, links between them (`hardware.silicon.dies`) and
 spare cores.
+
+Chips of `gpu-like-4nm` and others are multiprocessors behind a cache, as GPUs: each has one array
+as wide and deep as its tensor cores' instructions, threaded lanes, registers and shared memory.
+They lose what GPUs lose (`hardware.template.stalls.CACHED`): launches, waits for outputs, and work
+that does not divide evenly among the multiprocessors.
 """
 
 from __future__ import annotations
@@ -44,10 +49,12 @@ from atoll.hardware.physical.power import (
 )
 from atoll.hardware.silicon import dies
 from atoll.hardware.template.parameter import Columns, Parameter
-from atoll.hardware.template.stalls import SCRATCHPAD
-from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel
+from atoll.hardware.template.stalls import CACHED, SCRATCHPAD, Stalls
+from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel, unchanged_columns
 
 PROCESSES_NM = (28, 16, 12, 7, 5, 4, 3)
+GPU_NM = (7, 5, 4, 3)
+GPU = "gpu-like"
 LINKS_BPS = 300e9
 """One way, of all links: the A100's and TPU v4's."""
 BUDGET_MM2, BUDGET_W = 600.0, 400.0
@@ -66,14 +73,16 @@ _GENERATIONS: dict[float | None, tuple[str, ...]] = {
 TPU 7x and what is announced for HBM4."""
 
 
-def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> EnergyModel:
+def physical_energy(
+    process_nm: ArrayLike, physics: Physics = PUBLISHED, *, threaded: bool = False
+) -> EnergyModel:
     """Joules per event of a process with random data, at nominal voltage; wires and interfaces do
     not shrink. Of several processes, columns."""
     logic, shared = map(_plain, (nodes(process_nm).energy, shared_pJ_per_byte(process_nm, physics)))
     busy = physics.sustained * logic * _PJ
     return EnergyModel(
         mac_J=physics.mac_pJ * busy,
-        vector_op_J=physics.static_lane_pJ * busy,
+        vector_op_J=(physics.threaded_lane_pJ if threaded else physics.static_lane_pJ) * busy,
         core_buffer_J_per_byte=physics.operand_pJ_per_byte * busy,
         glb_J_per_byte=shared * _PJ,
         hbm_J_per_byte=physics.dram_pJ_per_bit * _BITS * _PJ,
@@ -131,6 +140,7 @@ def physical_columns(process_nm: float | None, physics: Physics, chips: Columns)
     tensor, vector = chips["tensor_cores"], chips["vector_cores"]
     width, depth, lanes = chips["width"], chips["depth"], chips["vector_width"]
     tensor_bytes = chips.get("core_buffer_bytes", np.maximum(KIB, width * depth // 64 * KIB))
+    tensor_bytes = tensor_bytes + chips.get("register_bytes", 0)
     core_bytes = tensor * tensor_bytes + vector * np.maximum(KIB, lanes // 64 * KIB)
     buffer, wide_Bpc = chips["glb_bytes"], chips["glb_bandwidth_Bpc"]
     energy: ArrayLike = 1.0
@@ -222,18 +232,53 @@ def _edge_mm(physics: Physics, chips: Columns) -> Floats:
 
 
 class _Kind(NamedTuple):
-    """What tells the templates of several processes apart."""
+    """What tells templates of the same process, or of several, apart."""
 
     about: str = ""
     parameters: tuple[Parameter, ...] = ()
     banked: Callable[[Physics], Banked | None] = lambda physics: None
+    name: str = "physical"
+    stalls: Stalls = SCRATCHPAD
+
+
+def _multiprocessors(columns: Columns) -> Columns:
+    """Each multiprocessor has one array and one vector unit."""
+    cores = columns["tensor_cores"]
+    return {**columns, "vector_cores": cores, "threaded": np.ones(len(cores))}
 
 
 _NODE = Parameter(
     "process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True, repriced=True
 )
+_CLOCK = Parameter(
+    "clock_Hz", "Clock", (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9, 1.6e9, 1.8e9, 2.1e9),
+    kind="frequency", key="clock", unit="GHz", per=1e9, optional=True,
+)  # fmt: skip
+_MULTIPROCESSORS = (
+    Parameter("tensor_cores", "Multiprocessors", (32, 48, 64, 80, 96, 108, 120, 132, 144, 160)),
+    Parameter("width", "Tile columns", (64, 128, 256)),
+    Parameter("depth", "Multiply-adds per column", (4, 8, 16, 32)),
+    Parameter("vector_width", "Lanes", (64, 128, 256), unit="per multiprocessor"),
+    Parameter(
+        "core_buffer_bytes", "Shared memory", (128 * KIB, 228 * KIB, 456 * KIB), kind="bytes",
+        key="core_buffer", unit="KiB", per=KIB,
+    ),
+    Parameter(
+        "register_bytes", "Registers", (256 * KIB,), kind="bytes", key="registers", unit="KiB",
+        per=KIB, silicon=True, optional=True,
+    ),
+    Parameter(
+        "glb_bytes", "L2", tuple(size * MIB for size in (16, 32, 48, 64, 96, 128)), kind="bytes",
+        key="glb", unit="MiB", per=MIB,
+    ),
+    _CLOCK,
+)  # fmt: skip
+"""A100: 128 x 8 (four tensor cores of 256 multiply-adds), H100: 128 x 16, B200: 128 x 32; 164 and
+228 KiB of shared memory, 64 Ki registers (NVIDIA's whitepapers). L2 comes in slices of 512 KiB with
+64 bytes per clock, which is the usual rule of shared buffers."""
 _KINDS = {
     "": _Kind(),
+    GPU: _Kind(name=GPU, stalls=CACHED),
     "links": _Kind(" with several links", (
         Parameter(
             "link_Bps", "Links", (150e9, 300e9, 600e9), kind="bandwidth", key="links", unit="GB/s",
@@ -269,15 +314,16 @@ def physical_template(
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
-    clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9, 1.6e9, 1.8e9, 2.1e9)
-    where = f"several processes{_KINDS[kind].about}" if process_nm is None else f"{process_nm:g} nm"
+    of_kind, is_gpu = _KINDS[kind], kind == GPU
+    where = f"several processes{of_kind.about}" if process_nm is None else f"{process_nm:g} nm"
     name = f"physical-{kind}" if kind else "physical"
+    cores = "Multiprocessors behind a cache, as GPUs," if is_gpu else "Systolic chips"
     return ChipTemplate(
-        name=name if process_nm is None else f"physical-{process_nm:g}nm",
-        about=f"Systolic chips in {where}, with all that a die has (docs/chips.md).",
-        parameters=(
+        name=name if process_nm is None else f"{of_kind.name}-{process_nm:g}nm",
+        about=f"{cores} in {where}, with all that a die has (docs/chips.md).",
+        parameters=_MULTIPROCESSORS if is_gpu else (
             *(() if process_nm else (_NODE,)),
-            *_KINDS[kind].parameters,
+            *of_kind.parameters,
             Parameter("tensor_cores", "Tensor cores", fine),
             Parameter("vector_cores", "Vector cores", counts),
             Parameter("width", "Array width", sides),
@@ -286,24 +332,22 @@ def physical_template(
             Parameter(
                 "glb_bytes", "Shared buffer", buffers, kind="bytes", key="glb", unit="MiB", per=MIB
             ),
-            Parameter(
-                "clock_Hz", "Clock", clocks, kind="frequency", key="clock", unit="GHz", per=1e9,
-                optional=True,
-            ),
+            _CLOCK,
         ),
+        machine=_multiprocessors if is_gpu else unchanged_columns,
         area_mm2=partial(_area_mm2, process_nm, physics),
         area_parts=partial(_area_parts, process_nm, physics),
         power_W=partial(_power_W, process_nm, physics),
         rating_W=partial(_rating_W, process_nm, physics),
         edge_mm=partial(_edge_mm, physics) if kind == "links" else None,
-        banked=_KINDS[kind].banked(physics),
-        energy=physical_energy(process_nm or _USUAL_NM, physics),
+        banked=of_kind.banked(physics),
+        energy=physical_energy(process_nm or _USUAL_NM, physics, threaded=is_gpu),
         energies=None if process_nm else partial(physical_energy, physics=physics),
         voltage=partial(_voltage, process_nm, physics),
         process_nm=process_nm,
         dies_usd=partial(_dies_usd, process_nm, physics, defects),
         defects=defects,
-        stalls=SCRATCHPAD,
+        stalls=of_kind.stalls,
         budget_mm2=DIES_MM2 if kind == "dies" else BUDGET_MM2,
         budget_W=DIES_W if kind == "dies" else BUDGET_W,
         reference="physical-tpuv4",
@@ -313,7 +357,10 @@ def physical_template(
 LINKED = physical_template(None, kind="links")
 BANKED = physical_template(None, kind="banks")
 IN_DIES = physical_template(None, kind="dies")
-PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED, BANKED, IN_DIES)
+PHYSICAL = (
+    *map(physical_template, (*PROCESSES_NM, None)), LINKED, BANKED, IN_DIES,
+    *(physical_template(process_nm, kind=GPU) for process_nm in GPU_NM),
+)  # fmt: skip
 _NAMES = {template.name for template in PHYSICAL}
 
 
@@ -324,7 +371,9 @@ def is_physical(template: ChipTemplate) -> bool:
 
 def redrawn(template: ChipTemplate, physics: Physics = PUBLISHED) -> ChipTemplate:
     """Rebuild a template with other constants."""
-    kind = "" if template.process_nm else template.name.removeprefix("physical").lstrip("-")
+    kind = template.name.removeprefix("physical").lstrip("-")
+    if template.process_nm:
+        kind = GPU if template.name.startswith(GPU) else ""
     return physical_template(template.process_nm, physics, kind, template.defects)
 
 

@@ -58,7 +58,7 @@ class Banked:
     """Energy per byte relative to the energy model."""
 
 
-def _as_they_are(columns: Columns) -> Columns:
+def unchanged_columns(columns: Columns) -> Columns:
     return columns
 
 
@@ -82,7 +82,7 @@ class ChipTemplate:
     edge_mm: Callable[[Columns], Floats] | None = None
     """Die edge used by links, where they are a parameter (`link_Bps`); HBM interfaces need the
     remaining edge."""
-    machine: Callable[[Columns], Columns] = _as_they_are
+    machine: Callable[[Columns], Columns] = unchanged_columns
     """The columns with those of `MACHINE` that are no parameters."""
     banked: Banked | None = None
     """None: bytes a clock of the shared buffer follow a space's rule or a chip's own number."""

@@ -118,7 +118,7 @@ class LayerPrices:
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
         modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
-        stages = layout.pp if modules.startswith((FULL_BLOCKS, HOST)) else 1
+        stages = layout.pp if modules.startswith(FULL_BLOCKS) or HOST in modules else 1
         key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, (modules, stages)
         if key not in self._variants:
             self._variants[key] = layer_costs(

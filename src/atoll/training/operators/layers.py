@@ -182,10 +182,10 @@ def _layer_cost(
     # Layers other than blocks keep everything under every policy.
     keep_everything = (("none", keep_all(layer, pricer)),)
     layer_policies = policies(layer, pricer, costs) if is_block else keep_everything
-    if modules.startswith((FULL_BLOCKS, HOST)) and is_block:
+    if is_block and (modules.startswith(FULL_BLOCKS) or modules.partition("@")[0] == HOST):
         layer_policies += (partial_blocks(modules, blocks, dict(layer_policies)),)
     elif modules and is_block:
-        layer_policies += (module_policy(layer, modules, pricer, costs),)
+        layer_policies += (module_policy(layer, modules, blocks, pricer, costs),)
     return LayerCost(
         name=layer.name,
         repeat=1,

@@ -43,8 +43,8 @@ HOSTED_OPERATORS = {
     "moe_act": ("act",),
     "qkv_linear": ("qkv", "q_a", "kv_a"),
 }
-INPUTS_IN_TRANSFER = 2
-"""Blocks whose inputs are on the device on their way to or from the host."""
+IN_TRANSFER = 2
+"""Blocks whose tensors are on the device on their way to or from the host."""
 DISCARDING = ("layernorm", "mla_up_proj", "moe_act")
 """Modules whose outputs are dropped too, and recomputed before their readers' backward pass
 (Megatron-Core's CheckpointWithoutOutput)."""
@@ -133,22 +133,25 @@ def partial_blocks(
         host_share = min(1.0, max(0, int(number or 0) - 1) / blocks)
         return name, replace(none, bytes=none.bytes * (1 - host_share))
     if name == HOSTED_INPUTS:
-        return name, replace(full, bytes=full.bytes * min(1.0, INPUTS_IN_TRANSFER / blocks))
+        return name, replace(full, bytes=full.bytes * min(1.0, IN_TRANSFER / blocks))
     share = min(1.0, int(number) / blocks)
     kept = none.bytes + share * (full.bytes - none.bytes)
     return name, replace(full, bytes=kept, again=full.again.times(share), share=share)
 
 
 def module_policy(
-    layer: Layer, modules: str, pricer: Pricer, costs: Mapping[str, Cost]
+    layer: Layer, modules: str, blocks: int, pricer: Pricer, costs: Mapping[str, Cost]
 ) -> tuple[str, PolicyCost]:
-    """Return the policy that recomputes modules of a block, or keeps their tensors in host memory;
-    transfers take no time, as they overlap with other layers.
+    """Return the policy that recomputes modules of a stage's blocks, or keeps their tensors in host
+    memory; transfers take no time, as they overlap with other layers.
     """
     rerun: list[Operator] = []
     dropped: set[str] = set()
     has_experts = any(op.kind == "dispatch" for op in layer.forward)
-    for module in modules.split("+"):
+    names = modules.split("+")
+    for module in names:
+        if module == HOST:
+            continue
         if module.endswith("@host"):
             dropped |= _hosted(layer, HOSTED_OPERATORS[module.removesuffix("@host")])
             continue
@@ -159,14 +162,16 @@ def module_policy(
         elif has_experts == (module == "mlp") and module in ("mlp", "moe", "moe_act"):
             module_operators = []
         else:
-            names = MODULE_OPERATORS[module]
-            module_operators = [op for op in layer.forward if op.name.rpartition(".")[2] in names]
+            parts = MODULE_OPERATORS[module]
+            module_operators = [op for op in layer.forward if op.name.rpartition(".")[2] in parts]
         outside = {n for op in layer.forward if op not in module_operators for n in op.reads}
         outputs = {name for op in module_operators for name in op.writes}
         dropped |= outputs if module in DISCARDING else outputs - outside
         rerun += [op for op in module_operators if op not in rerun]
     kept = float(sum(layer.tensors[name].bytes for name in layer.saved if name not in dropped))
     kept += pricer.kept_bytes(layer, dropped)
+    if HOST in names:
+        kept *= min(1.0, IN_TRANSFER / blocks)
     return modules, policy_cost(layer, kept, rerun, pricer, costs)
 
 
