@@ -147,9 +147,11 @@ C = TypeVar("C", TensorConfigs, VectorConfigs)
 
 def _renumber(index: Ints) -> tuple[Ints, Ints]:
     """Return the configurations in use, and the array with their new indices (-1 stays)."""
-    used, inverse = np.unique(index, return_inverse=True)
-    absent = int(np.count_nonzero(used < 0))  # -1 sorts first
-    return used[absent:], inverse.reshape(index.shape) - absent
+    present = np.zeros(index.max(initial=-1) + 2, np.bool_)
+    present[index] = True  # -1 is the last
+    numbers = np.cumsum(present) - 1
+    numbers[-1] = -1
+    return np.flatnonzero(present[:-1]), numbers[index]
 
 
 def _joined(first: C, second: C) -> tuple[C, Ints]:
@@ -368,13 +370,9 @@ def _tensor_configs(
     width, depth, GLB bytes and bandwidth, HBM bandwidth, clock, and bytes per core buffer (0: by
     the default rule).
     """
-    chip, option = np.nonzero(count > 0)
-    rows = np.column_stack(
-        [count[chip, option], *(n[chip] for n in numbers), level_bytes[chip], level_Bpc[chip]]
-    )
-    unique, inverse = distinct_rows(rows)
-    index = np.full(count.shape, -1, np.int64)
-    index[chip, option] = inverse.ravel()
+    chips, number = distinct_rows(np.column_stack([*numbers, level_bytes, level_Bpc]))
+    index, used, chip = _numbered(count, number)
+    unique = np.column_stack([used, chips[chip]])
     cores, w, d, glb_bytes, glb_Bpc, hbm_Bps, clock_Hz, buffer_bytes = unique.T[:FIRST_LEVEL]
     buffers = [
         given or core_buffer_bytes(int(width), int(depth))
@@ -402,14 +400,20 @@ def _tensor_configs(
 def _vector_configs(
     pair: Ints, vector: Ints, lanes: Ints
 ) -> tuple[tuple[Ints, Ints], VectorConfigs]:
-    stacked = np.stack([pair, vector])
-    which, chip, option = np.nonzero(stacked > 0)
-    rows = np.column_stack([stacked[which, chip, option], lanes[chip]])
-    unique, inverse = distinct_rows(rows)
-    index = np.full(stacked.shape, -1, np.int64)
-    index[which, chip, option] = inverse.ravel()
-    cores, lanes_of = (np.ascontiguousarray(column) for column in unique.T)
-    return (index[0], index[1]), VectorConfigs(cores=cores, lanes=lanes_of)
+    distinct, number = np.unique(lanes, return_inverse=True)
+    index, cores, lane = _numbered(np.stack([pair, vector]), number)
+    return (index[0], index[1]), VectorConfigs(cores=cores, lanes=distinct[lane])
+
+
+def _numbered(count: Ints, number: Ints) -> tuple[Ints, Ints, Ints]:
+    """Number the distinct pairs of a count of cores, shape (..., chips, options), and the `number`
+    of its chip. Return the index of every pair (-1 where the count is -1), and the pairs.
+    """
+    values, place = _renumber(count)
+    most = int(number.max(initial=0)) + 1
+    used, index = _renumber(np.where(place < 0, -1, place * most + number[:, None]))
+    place, chip = np.divmod(used, most)
+    return index, values[place], chip
 
 
 def core_counts(limit: int) -> tuple[int, ...]:

@@ -450,4 +450,5 @@ def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hb
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]
         if len(records):
-            records[pair] = out
+            for column in range(RECORD):  # compiles faster than the assignment of a row
+                records[pair, column] = out[column]

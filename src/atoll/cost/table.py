@@ -7,7 +7,7 @@ configurations. The table has one cost per pair of signature and configuration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,6 +58,8 @@ class PassSet:
     layers: tuple[Layer, ...]
     keys: tuple[OperatorKey, ...]
     arrays: Passes
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Of a `subset`: indices of `keys` in the larger set."""
 
     def operators(self, index: int) -> tuple[Operator, ...]:
         layer = self.layers[index // 2]
@@ -79,7 +81,7 @@ class PassSet:
 
     def subset(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
         """Return a pass set with only these layers and their operators, and the indices of these
-        operators in this pass set."""
+        layers' operators in the arrays."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         passes = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
         at = _spans(ptr[passes], np.diff(ptr)[passes])
@@ -92,7 +94,7 @@ class PassSet:
             pred_idx=np.append(pred_idx[_spans(pred_ptr[at], edges)], 0),
         )
         layers = tuple(self.layers[i] for i in chosen.tolist())
-        return PassSet(layers, tuple(self.keys[i] for i in keys.tolist()), arrays), at
+        return PassSet(layers, tuple(self.keys[i] for i in keys.tolist()), arrays, keys), at
 
 
 def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ def roofline(
     start,
     stop,
     passes,
+    alike,
     wanted,
     macs,
     vector_ops,
@@ -39,58 +40,79 @@ def roofline(
     The bound of an operator is the longest of matrix products (plus `fill_s` per output), vector
     work and HBM traffic, plus the share `exposed` of the others that does not overlap, plus its
     start. The bound of a pass is its longest path of operators or its total work of one kind.
+    Passes of layers that are `alike` are bounded once, as are operators that passes share.
     """
     count = passes.ptr.shape[0] - 1
     finish = np.zeros(MAX_PASS)
+    operators = macs.shape[0]
+    fastest, tensor_s = np.zeros(operators), np.zeros(operators)
+    vector_s, memory_s = np.zeros(operators), np.zeros(operators)
     for chip in range(start, stop):
+        for op in range(operators):
+            tensor = macs[op] / mac_rate[chip] + outputs[op] * fill_s[chip]
+            vector = vector_ops[op] / vector_rate[chip]
+            # Without a memory term for vector work (PHAZE), only products count bytes.
+            pays = vector_memory or macs[op] > 0.0
+            memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
+            busy = side_by_side(tensor, memory, exposed[chip])
+            busy = side_by_side(busy, vector, exposed[chip])
+            fastest[op] = max(busy + starts[op] * start_s[chip], link_s[op])
+            tensor_s[op] = tensor
+            vector_s[op] = vector
+            memory_s[op] = memory if vector_memory else 0.0
         for p in range(count):
             if not wanted[p]:
                 continue
+            same = 2 * alike[p // 2] + p % 2
+            if same < p and wanted[same]:
+                bound[chip, p] = bound[chip, same]
+                continue
             first = passes.ptr[p]
-            longest = 0.0
-            tensor_s = 0.0
-            vector_s = 0.0
-            memory_s = 0.0
-            port_s = 0.0
+            longest = tensor = vector = memory = port = 0.0
             for j in range(passes.ptr[p + 1] - first):
                 op = passes.op[first + j]
-                tensor = macs[op] / mac_rate[chip] + outputs[op] * fill_s[chip]
-                vector = vector_ops[op] / vector_rate[chip]
-                # Without a memory term for vector work (PHAZE), only products count bytes.
-                pays = vector_memory or macs[op] > 0.0
-                memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
-                busy = side_by_side(tensor, memory, exposed[chip])
-                busy = side_by_side(busy, vector, exposed[chip])
-                fastest = max(busy + starts[op] * start_s[chip], link_s[op])
                 ready = 0.0
                 for e in range(passes.pred_ptr[first + j], passes.pred_ptr[first + j + 1]):
                     ready = max(ready, finish[passes.pred_idx[e]])
-                finish[j] = ready + fastest
+                finish[j] = ready + fastest[op]
                 longest = max(longest, finish[j])
-                tensor_s += tensor
-                vector_s += vector
-                memory_s += memory if vector_memory else 0.0
-                port_s += link_s[op]
-            total = max(max(tensor_s, vector_s), max(memory_s, port_s if one_port else 0.0))
+                tensor += tensor_s[op]
+                vector += vector_s[op]
+                memory += memory_s[op]
+                port += link_s[op]
+            total = max(max(tensor, vector), max(memory, port if one_port else 0.0))
             bound[chip, p] = max(longest, total)
 
 
 @entry
 def layout_bounds(
-    start, stop, pass_s, node_variant, first_layer, layers, repeats, block, layout_ptr, floors,
-    best,
+    start, stop, pass_s, row, node_variant, offset, first_layer, layers, repeats, block,
+    layout_ptr, floors, best,
 ):  # fmt: skip
     """Fill `best` with the least step bound of nodes start..stop-1 over their variants' layouts.
 
-    `pass_s[node, i]` has lower bounds on forward and backward of the variant's i-th priced layer.
+    `pass_s[row[node], offset[v] + i]` has lower bounds on forward and backward of the i-th priced
+    layer of the variant v.
+    The best layout of the variant's previous node comes first: it rules out most others by their
+    loads alone.
     """
+    previous = np.zeros(first_layer.shape[0], np.int64)
     for node in range(start, stop):
         v = node_variant[node]
         variant_layers = slice(first_layer[v], first_layer[v] + layers[v])
-        work = work_of(pass_s[node], repeats[variant_layers], block[variant_layers])
+        end = offset[v] + first_layer[v + 1] - first_layer[v]
+        layers_s = pass_s[row[node], offset[v] : end]
+        work = work_of(layers_s, repeats[variant_layers], block[variant_layers])
         least = np.inf
-        for a in range(layout_ptr[v], layout_ptr[v + 1]):
-            least = min(least, floor_of(floors, a, work))
+        first = layout_ptr[v]
+        if first < layout_ptr[v + 1]:
+            least = floor_of(floors, first + previous[v], work)
+        for a in range(first, layout_ptr[v + 1]):
+            if loads_floor(floors, a, work) + floors.fixed_s[a] < least:
+                step_s = floor_of(floors, a, work)
+                if step_s < least:
+                    least = step_s
+                    previous[v] = a - first
         best[node] = least
 
 
@@ -145,22 +167,27 @@ def work_of(pass_s, repeats, block):
 
 
 @kernel
+def loads_floor(floors, a, work):
+    """Return loads * (lower bound on the largest load) of layout `a`: at least the mean over
+    stages, the longest layer / copies, and ceil(copies * blocks / stages) blocks / copies.
+    """
+    total, largest, _, shortest, usual, _, _, _, _, _, blocks, most = work
+    p = float(floors.stages[a])  # exact, and faster than the division of integers
+    c = float(floors.copies[a])
+    stage_s = max(np.ceil(c * blocks / p) * shortest, np.ceil(c * most / p) * usual)
+    load = max((total + floors.transfer_s[a]) / p, max(largest, stage_s) / c)
+    return floors.loads[a] * load
+
+
+@kernel
 def floor_of(floors, a, work):
     """Return the lower bound on the step of layout `a`: the longest path in `StepFloors` plus
-    `fixed_s` and exposed gradient collectives. The largest load is at least the mean over stages,
-    the longest layer / copies, and ceil(copies * blocks / stages) blocks / copies.
+    `fixed_s` and exposed gradient collectives, which are never negative.
     """
-    (
-        total, largest, behind, shortest, usual, forward, data, block_f, block_d, block_w, blocks,
-        most,
-    ) = work  # fmt: skip
-    p = floors.stages[a]
-    c = floors.copies[a]
+    total, _, behind, shortest, _, forward, data, block_f, block_d, block_w, _, _ = work
     transfer_s = floors.transfer_s[a]
     pass_s = total + transfer_s
-    stage_s = max(-(-c * blocks // p) * shortest, -(-c * most // p) * usual)
-    load = max(pass_s / p, max(largest, stage_s) / c)
-    step_s = floors.loads[a] * load
+    step_s = loads_floor(floors, a, work)
     end = floors.end_blocks[a] * shortest + behind
     step_s = max(step_s, floors.through[a] * pass_s + floors.through_ends[a] * end)
     stage = floors.stage_blocks[a] * shortest + behind
@@ -174,7 +201,7 @@ def floor_of(floors, a, work):
     last_s, before_s = floors.last_s[a], floors.before_s[a]
     if last_s > 0.0:  # as `Sums.behind_s` of bounds; single stages run all forward passes
         m = floors.loads[a]
-        behind_s = step_s / m - (forward if p == 1 else 0.0)
+        behind_s = step_s / m - (forward if floors.stages[a] == 1 else 0.0)
         hidden_s = min(last_s, behind_s) + (m - 1.0) * min(before_s, behind_s)
         step_s += last_s + (m - 1.0) * before_s - (1.0 - floors.shown[a]) * hidden_s
     return step_s + floors.fixed_s[a]

@@ -63,6 +63,7 @@ def layer_rooflines(
     columns = (np.ascontiguousarray(column) for column in rates.T)
     arguments = (
         variants.passes.arrays,
+        variants.passes.alike,
         wanted,
         work.macs,
         work.vector_ops,
@@ -89,9 +90,13 @@ class VariantLayoutBounds:
     def step_s(self, pass_s: Floats, variant: Ints) -> Floats:
         """Return lower bounds on the step time, shape (nodes,), from lower bounds on the passes,
         `pass_s` of shape (nodes, layers, 2)."""
-        result = np.full(len(pass_s), np.inf)
-        arguments = (pass_s, variant, *self._layers, *self.layouts, result)
-        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(pass_s))
+        at_zero = np.zeros(len(self.variants.variants), np.int64)
+        return self._step_s(pass_s, np.arange(len(pass_s)), variant, at_zero)
+
+    def _step_s(self, pass_s: Floats, row: Ints, variant: Ints, offset: Ints) -> Floats:
+        result = np.full(len(row), np.inf)
+        arguments = (pass_s, row, variant, offset, *self._layers, *self.layouts, result)
+        over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(row))
         return result
 
     @cached_property
@@ -114,14 +119,7 @@ class VariantLayoutBounds:
     def step_s_of_pairs(self, pass_s: Floats, row: Ints, variant: Ints) -> Floats:
         """Return lower bounds on the step time, shape (pairs,), for pairs of a row of `pass_s`,
         shape (rows, all layers, 2), and a variant."""
-        ranges = self.variants.layer_ranges
-        node_s = np.zeros((len(row), int(np.diff(ranges).max()), 2))
-        for v in np.unique(variant):
-            nodes = np.flatnonzero(variant == v)
-            node_s[nodes, : ranges[v + 1] - ranges[v]] = pass_s[
-                row[nodes], ranges[v] : ranges[v + 1]
-            ]
-        return self.step_s(node_s, variant)
+        return self._step_s(pass_s, row, variant, self.variants.layer_ranges[:-1])
 
     def all_variants_s(self, pass_s: Floats) -> Floats:
         """Return lower bounds on the step time of every variant, shape (rows, variants), from

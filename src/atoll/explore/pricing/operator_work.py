@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Floats, Ints
 from atoll.cost.table import OperatorKey, link_s
 from atoll.cost.vector import operations_per_element
 from atoll.fabric.network import Network
@@ -26,6 +26,10 @@ class OperatorWork:
     """Output elements of the matrix products, without masked ones."""
     starts: Floats
     """1, or 0 for collectives, whose latency is part of the network model."""
+
+    def subset(self, rows: Ints) -> OperatorWork:
+        """Return the work of some of the operators."""
+        return OperatorWork(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 def operator_work(keys: tuple[OperatorKey, ...], network: Network, operations: str) -> OperatorWork:

@@ -18,7 +18,7 @@ from atoll.base.stopping import Stop
 from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
 from atoll.explore.pricing.bounds import VariantLayoutBounds
-from atoll.explore.pricing.energy import operator_repeats, variant_traffic
+from atoll.explore.pricing.energy import variant_traffic
 from atoll.explore.pricing.evaluate import PricedChips, times_of
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.operator_work import OperatorWork
@@ -160,8 +160,8 @@ class _Nodes:
         (used, chip), (part, variant) = (
             np.unique(axis, return_inverse=True) for axis in (chip, variant)
         )
-        variants, repeats = _subset(context.variants, tuple(part.tolist()))
-        priced = PricedChips.of(chips.subset(used), variants, context.setting, floors=floors)
+        variants, work, repeats = _subset(context, tuple(part.tolist()))
+        priced = PricedChips.of(chips.subset(used), variants, context.setting, work, floors=floors)
         return _Nodes(priced, repeats, chip, variant)
 
     def subset(self, chosen: NDArray[np.bool_]) -> _Nodes:
@@ -231,8 +231,8 @@ def solve_node(
     context: SearchContext, chip: Chips, variant: int, effort: Effort, limit_s: float
 ) -> SolvedNode:
     """Solve a node's schedules with more effort, up to the step limit, then its placements."""
-    single, repeats = _subset(context.variants, (variant,))
-    priced = PricedChips.of(chip, single, context.setting)
+    single, work, repeats = _subset(context, (variant,))
+    priced = PricedChips.of(chip, single, context.setting, work)
     node, tolerance = single.variants[0], context.rule.tolerance / 4.0
     schedules = priced.schedules(0, node, effort, tolerance, limit_s, context.stop)
     passes = [schedule for pair in schedules for schedule in pair]
@@ -252,8 +252,16 @@ def solve_node(
     )
 
 
+def _subset(
+    context: SearchContext, numbers: tuple[int, ...]
+) -> tuple[Variants, OperatorWork, Floats]:
+    """Return some of the variants, and the work and repeats of their operators."""
+    part = _part(context.variants, numbers)
+    rows = part.passes.rows
+    return part, context.work.subset(rows), context.repeats[list(numbers)].take(rows, axis=1)
+
+
 @lru_cache(maxsize=256)
-def _subset(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, Floats]:
-    """Return a subset of the variants and their operators' repeats, cached for the next chip."""
-    subset = variants.part(numbers)
-    return subset, operator_repeats(subset)
+def _part(variants: Variants, numbers: tuple[int, ...]) -> Variants:
+    """Return some of the variants, cached for the next chip."""
+    return variants.part(numbers)

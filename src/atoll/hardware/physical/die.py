@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import betainc, gamma, roots_genlaguerre
 
 from atoll.base.arrays import Floats
 from atoll.hardware.physical.area import area_parts_mm2, total
@@ -61,6 +60,9 @@ def die_yield(
     flawless = np.asarray((1 + area * density / alpha) ** -alpha)
     if cores is None or not np.any(np.asarray(cores.built) > cores.enabled):
         return flawless
+    # Takes a fifth of the imports of a search, and few spaces have spare cores.
+    from scipy.special import betainc, gamma, roots_genlaguerre
+
     built, enabled, core_mm2 = (
         np.asarray(values, np.float64) for values in (cores.built, cores.enabled, cores.core_mm2)
     )
