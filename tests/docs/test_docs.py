@@ -12,7 +12,7 @@ import pytest
 
 from atoll.questions import COMMANDS
 from atoll.questions.texts import option_fields, spelled
-from atoll.tools.stack import CHIP, STACKS
+from atoll.tools.stack import STACKS
 from docs.written import PAGES, ROOT, blocks, without_wall_times, workplace
 
 _FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -110,7 +110,6 @@ def test_the_table_of_stacks_has_their_figures() -> None:
     assert said == {
         name: ([getattr(stack.overlap, p) for p in parts], stack.slack)
         for name, stack in ((name, STACKS[name]) for name in STACKS)
-        if name != CHIP.name
     }
 
 

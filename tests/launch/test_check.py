@@ -12,6 +12,7 @@ import atoll
 from atoll.base.errors import AtollError
 from atoll.cli import main
 from atoll.printing.training import print_checked
+from atoll.questions.verbs import CheckQuestion
 from atoll.training.estimate import Estimate
 
 SCRIPT = """#!/bin/bash
@@ -233,7 +234,7 @@ def test_arguments_that_are_not_priced_widen_the_interval_and_withhold_the_proof
     assert plan.proof().startswith("not proven") and not plan.answer.certificate.proven
     keys = list(unknown.to_dict())
     assert keys.index("not_priced") < keys.index("estimate")
-    print_checked(unknown)
+    print_checked(unknown, CheckQuestion.of(file=script, **given))
     printed = capsys.readouterr().out
     assert printed.partition("Step")[0].count("not priced:") == 2, "before any figure"
     with pytest.raises(AtollError, match="not priced: new_kernel 3: unknown"):

@@ -14,10 +14,11 @@ from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import format_seconds
 from atoll.export import refusals
+from atoll.hardware.device import TemplateChip
 from atoll.launch.ask import check_replicas, launched, question_fields
 from atoll.launch.measured import measured_columns, measured_run
 from atoll.questions import EstimateQuestion
-from atoll.questions.devices import LengthQuestion
+from atoll.questions.devices import TIES, LengthQuestion
 from atoll.questions.verbs import CheckQuestion
 from atoll.tools.arguments import Launch
 from atoll.training.estimate import Estimate, estimate
@@ -168,8 +169,11 @@ def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
 
 
 def _plan(run: Run, stop: Stop) -> Plan:
-    """Return the best plan of what the run's tool can run."""
-    return plan(run, Axes(**run.tool.axes), usable=refusals(run), stop=stop)
+    """Return the best plan of what the run's tool can run, chosen as `atoll plan` chooses it."""
+    axes, usable = Axes(**run.tool.axes), refusals(run)
+    if isinstance(run.gpu, TemplateChip):
+        return plan(run, axes, usable=usable, stop=stop)
+    return plan(run, axes, usable=usable, stop=stop, ties=TIES, risk="mean")
 
 
 def _best_layout(
@@ -184,7 +188,9 @@ def _best_layout(
         return None, None, "no other layout was priced within the time limit; add --time-limit"
     faster = best.best.step.time_s < current.step.time_s * (1 - question.least)
     if current.fits and not faster:
-        return best, None, f"no layout is more than {question.least:.1%} faster: {best.proof()}"
+        tight = best.fastest.step.time_s < current.step.time_s * (1 - question.least)
+        words = "no layout with room in memory" if tight else "no layout"
+        return best, None, f"{words} is more than {question.least:.1%} faster: {best.proof()}"
     return best, _comparison(question, launch, current, best), ""
 
 
