@@ -70,8 +70,8 @@ SEARCH: dict[str, tuple[str, Any]] = {
         "schedule/list_kernels.py: quick_bounds",
         patch.object(PricedChips, "schedule_bounds", zero(PricedChips.schedule_bounds, 1)),
     ),
-    "feasible subsets": (
-        "schedule/subset_kernels.py",
+    "feasible subsets and allotment": (
+        "schedule/bounds.py",
         patch.object(
             solve, "_weigh", lambda problem, _p, _b, best, _g: (best, np.zeros(problem.operators))
         ),

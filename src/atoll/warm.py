@@ -41,8 +41,8 @@ def bounds() -> None:
 def schedules() -> None:
     """Compile the schedule searches, on an instance of one operator."""
     from atoll.schedule.bound_kernels import Instance
+    from atoll.schedule.bounds import solve_subsets
     from atoll.schedule.branch_kernels import branch
-    from atoll.schedule.solve import solve_subsets
 
     none = np.zeros(0, np.int64)
     instance = Instance(

@@ -104,11 +104,16 @@ def test_search_and_planner_price_a_layout_alike(
         assert memory.allocated == pytest.approx(stage.total_memory_bytes, rel=REL)
 
 
+SLOW = "switch-64@80GB/s"
+"""A network on which pipelines are faster than replicas."""
+
+
 def test_balanced_stages_are_estimated_as_they_were_searched(tmp_path: Path) -> None:
     """With the head on fewer blocks than other stages have."""
     found = atoll.search(
         model="bert-large", devices=8, batch=64, microbatch=(2,), tp=(1,), cp=(1,), order="zb-h2",
         space=SPACE, recompute="none", zero=1, baselines=False, out=tmp_path,
+        network=SLOW,
     )  # fmt: skip
     where = found.best.plans[0].placement
     held = [name.rpartition(" x") for stage in where.stages for name in stage.layers]
@@ -117,12 +122,14 @@ def test_balanced_stages_are_estimated_as_they_were_searched(tmp_path: Path) -> 
     estimate = atoll.estimate(
         "bert-large", str(tmp_path / "chip.yaml"), where.devices, batch=64, pp=where.pipeline,
         microbatch=2, zero=1, hsdp=where.hsdp, order="zb-h2", blocks=blocks, optimizer="mixed",
+        network=SLOW,
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
     assert f"blocks-{blocks[0]}" in str(estimate.layout)
     planned = atoll.plan(
         "bert-large", str(tmp_path / "chip.yaml"), where.devices, batch=64, tp=[1], cp=[1],
         microbatch=[2], zero=[1], order=["zb-h2"], recompute=["none"], optimizer="mixed",
+        network=SLOW,
     )  # fmt: skip
     assert planned.best.step.time_s <= where.step_time_s * (1 + 1e-3)
 

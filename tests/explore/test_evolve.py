@@ -69,7 +69,9 @@ def test_asked_for_more_designs_than_there_are_it_looks_at_each_once(
     monkeypatch.setattr("optuna.create_study", None)
     found = run_search(some_job(strategy="evolve", evaluations=5000, few=True))
     assert len(seen) == len(set(seen)) < 5000
-    assert found.score == pytest.approx(undisturbed(some_job(few=True)).score, rel=1e-3)
+    exact = undisturbed(some_job(few=True))
+    assert found.best.accelerator == exact.best.accelerator
+    assert found.score <= exact.score  # whose schedules are solved with more effort
 
 
 def test_without_optuna_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ def parser() -> Iterator[Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    parallel_state.destroy_model_parallel()  # another test of this process may have left its own
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
     yield found
     parallel_state.destroy_model_parallel()

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.schedule.bound_kernels import prepare
+from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.series import ordered
-from atoll.schedule.solve import solve_subsets
 from oracles.schedule_check import check
 
 

@@ -368,7 +368,7 @@ def test_rows_that_differ_in_their_measurements_alone_are_priced_once(tmp_path: 
         {
             **ROW,
             "id": f"a-{number}",
-            "measured_iter_time_s": f"{1 + number % 3}",
+            "measured_iter_time_s": f"{10 + number % 3}",
             "micro_batch": size,
         }
         for number, size in enumerate(("1", "2", "1", "2", "1"))

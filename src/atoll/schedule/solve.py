@@ -12,21 +12,21 @@ goal. All levels are deterministic: a solve that is stopped early raises instead
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from atoll.base.arrays import Bools, Floats, Ints
+from atoll.base.arrays import Bools, Floats
 from atoll.base.errors import InfeasibleError
 from atoll.base.stopping import StopCheck, check_stop, never, watched
 from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Instance, prepare
+from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.list_kernels import Problems, Quick, quick_bounds
 from atoll.schedule.problem import RESOURCES, Arrays, Goal, Schedule, ScheduleProblem
 from atoll.schedule.series import ordered, part_begins
-from atoll.schedule.subset_kernels import subset_bound
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
 
@@ -37,9 +37,6 @@ WIDTHS: dict[Effort, tuple[int, ...]] = {
     "exact": (100, 6_000, 30_000),
 }
 """Successive searches while a gap remains: nodes per level of the branch and bound over time."""
-
-SUBSET_NODES = 200_000
-"""Node limit of the feasible-subset bound; graphs with little concurrency need few nodes."""
 
 LONG_WIDTH = 10_000
 """Smallest width of searches that take seconds and therefore check `stop` while they run."""
@@ -143,7 +140,7 @@ def _solve_part(
         if schedule.makespan_s < weighted_for:
             # A shorter schedule rules out more options, which may give stronger weights.
             weighted_for = schedule.makespan_s
-            schedule, weight = _weigh(forward, before, schedule, goal)
+            schedule, weight = _weigh(problem, forward, before, schedule, goal)
         # Neither direction of time is better on all graphs; each benefits from the other.
         if not goal.met(schedule):
             schedule = _branch(forward, schedule, weight, goal, width, stop)
@@ -154,40 +151,26 @@ def _solve_part(
     return schedule
 
 
-def _weigh(p: Instance, before: Bools, schedule: Schedule, goal: Goal) -> tuple[Schedule, Floats]:
-    """Improve the lower bound by a linear program. Return the schedule and the weights that prove
+def _weigh(
+    problem: ScheduleProblem, p: Instance, before: Bools, schedule: Schedule, goal: Goal
+) -> tuple[Schedule, Floats]:
+    """Improve the lower bound by linear programs. Return the schedule and the weights that prove
     the best bound, shape (operators,)."""
     start, option = np.array(schedule.start_s), np.array(schedule.option, dtype=np.int64)
     # Options too slow for a schedule shorter than `cut_s` are removed from p, so the bounds hold
     # for schedules shorter than `cut_s`.
     cut_s = min(schedule.makespan_s, goal.enough_s)
     subsets = solve_subsets(p, before, start, option, cut_s)
-    least_s = min(subsets.lower_bound_s, cut_s)
-    return _improved(schedule, least_s, "feasible subsets"), subsets.weight_s
-
-
-@dataclass(frozen=True)
-class SubsetBound:
-    """The feasible-subset bound with the weights that prove it."""
-
-    lower_bound_s: float
-    optimal: bool
-    weight_s: Floats  # (operators,): no feasible set of operators earns more than 1 per second
-
-
-def solve_subsets(
-    p: Instance,
-    before: Bools,
-    start_s: Floats,
-    option: Ints,
-    cut_s: float,
-    *,
-    nodes: int = SUBSET_NODES,
-) -> SubsetBound:
-    """Return the feasible-subset bound on schedules shorter than `cut_s`; see `subset_bound`."""
-    weight = np.zeros(start_s.size)
-    value, optimal = subset_bound(p, before, start_s, option, cut_s, nodes, weight)
-    return SubsetBound(float(value), bool(optimal), weight)
+    weight = subsets.weight_s
+    schedule = _improved(schedule, min(subsets.lower_bound_s, cut_s), "feasible subsets")
+    if not subsets.optimal and not goal.met(schedule):
+        # Many concurrent operators: too many subsets to enumerate, so use the allotment bound.
+        allotment = allotment_bound(p, np.tril(before), names=_resource_names(problem))
+        least_s = min(allotment.lower_bound_s, cut_s)
+        schedule = _improved(schedule, least_s, f"allotment, {allotment.binding}")
+        if allotment.weight_s.sum() > subsets.lower_bound_s:
+            weight = allotment.weight_s
+    return schedule, weight
 
 
 def _reversed(problem: ScheduleProblem) -> ScheduleProblem:
