@@ -330,6 +330,12 @@ def run_recorded(jobs: list[RankJob], records: Path, device: str, budget_s: floa
     from atoll.measurement.rank import run_job
 
     sys.meta_path.append(MissingPackages())
+    if device == "cuda":
+        # torch orders its back ends of attention at their first use. If that is inside
+        # torchtitan's `sdpa_kernel(..., set_priority=True)`, every later model of the process takes
+        # FlashAttention-2 before cuDNN.
+        query = torch.zeros(1, 1, 8, 64, device=device, dtype=torch.bfloat16)
+        torch.nn.functional.scaled_dot_product_attention(query, query, query)
     end = time.monotonic() + budget_s
     lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
     recorded = {r["id"] for r in map(json.loads, lines) if r["outcome"] in MEASURED}

@@ -169,7 +169,7 @@ def test_a_users_own_device_takes_the_shipped_calibration_unless_it_names_one(
         ("hbm_bandwidth", "4 EB/s", "1 MB/s and 1 PB/s"),
         ("clock", "1.83e12 GHz", "1 MHz and 100 GHz"),
         ("clock", "1.83 kHz", "1 MHz and 100 GHz"),
-        ("l2", "40000000 MiB", "1 KiB and 1 TiB"),
+        ("l2", "40000000 MiB", "128 B and 1 TiB"),
         ("power", "4e8 W", "100 mW and 100 kW"),
         ("sms", "-3", "more than 0"),
         ("dies", "-3", "more than 0"),

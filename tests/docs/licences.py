@@ -1,6 +1,6 @@
 """Licences of what Atoll installs, as the packages themselves state them.
 
-The table below `<!-- licences -->` in docs/security.md lists what `pip install atoll` and its
+The table below `<!-- licences -->` in .ci/licences.md lists what `pip install atoll` and its
 extras for clusters, evolution, agents and Parquet bring, with all that those need.
 `python tests/docs/licences.py` writes it from the packages installed here; a test compares those
 that are.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / ".ci" / "licences.md"
 EXTRAS = ("", "dask", "evolve", "mcp", "parquet")
 LONGEST = 60
 """Some packages state their licence's whole text."""

@@ -42,7 +42,7 @@ def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence() -> None:
     run_search(job, stop=counted)
     assert not whole.ended_early and set(whole.baselines) == set(NAMES)
     seen = set()
-    for share in (0.0, 0.002, 0.1, 0.3, 0.6, 0.9, 0.99):
+    for share in (0.0, 0.002, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 0.99):
         try:
             part = run_search(job, stop=Counting(int(share * counted.asked)))
         except AtollError as error:

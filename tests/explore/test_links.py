@@ -149,6 +149,16 @@ def test_links_take_area_edge_power_and_money(tmp_path: Path) -> None:
     assert not built.hbm_allowed.all() and free.hbm_allowed.all()
 
 
+@pytest.mark.parametrize("devices", [72, 576])
+def test_a_domain_may_be_as_large_as_a_rack_or_eight(devices: int) -> None:
+    domain, outside = load_network(f"switch-{devices}@900GB/s").levels
+    assert (domain.devices, domain.bandwidth_Bps) == (devices, 900e9)
+    assert outside.devices % devices == 0
+    topology = parse_topology(f"switch-{devices}")
+    assert topology.joins_all(devices) and not topology.joins_all(devices + 1)
+    assert topology.layers(devices) == 2, "more than the 64 ports of one switch"
+
+
 def test_networks_of_links() -> None:
     same, known = load_network("switch-8@300GB/s"), load_network("dgx-a100")
     assert same.levels[0] == replace(known.levels[0], name="switch")

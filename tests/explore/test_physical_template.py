@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import atoll
-from atoll.cli import app
 from atoll.cost.chips import chips_of_accelerator
 from atoll.explore.baselines import reference_space
 from atoll.explore.pricing.energy import energy_of_chip
@@ -64,17 +60,6 @@ def test_tpu_v4_in_the_template_is_within_its_published_bounds() -> None:
     parts = area_parts(chip)
     assert sum(parts.values()) == pytest.approx(accelerator_area_mm2(chip))
     assert min(parts["network_mm2"], parts["uncore_mm2"], parts["hbm_mm2"], parts["links_mm2"]) > 10
-
-
-def test_the_page_gives_tpu_v4_the_area_and_power_of_the_command() -> None:
-    shown = CliRunner().invoke(app, ["hardware", "physical-tpuv4", "--json"])
-    told = json.loads(shown.stdout)
-    page = " ".join((ROOT / "docs/chips.md").read_text(encoding="utf-8").split())
-    said = re.search(r"its numbers give (\d+) mm2, and (\d+) W with all of it busy", page)
-    assert said is not None
-    assert [round(told[name]) for name in ("area_mm2", "peak_power_W")] == [
-        *map(int, said.groups())
-    ]
 
 
 def test_bandwidth_of_the_shared_buffer_takes_area_and_power() -> None:

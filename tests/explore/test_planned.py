@@ -258,6 +258,34 @@ def test_floors_lie_below_the_steps(recomputing: Node) -> None:
     assert (floor_s <= steps(one, one.times) * (1 + REL)).all()
 
 
+def loads_below_the_steps(one: Node) -> None:
+    """Under any memory, and between bounds on the times. With one stage they are the step."""
+    alone = np.array([x.pp == 1 and x.zero < 3 for x in one.others.layouts])
+    slower = one.times._replace(pass_s=1.2 * one.times.pass_s, halves_s=1.1 * one.times.halves_s)
+    for memory_bytes in (*np.quantile(one.others.needed, (0.1, 0.3, 0.5, 0.9)), 1e15):
+        problem = replace(one.problem, memory_bytes=float(int(memory_bytes)))
+        choices = one.others.chosen(one.times)
+        every = np.arange(len(one.others.layouts))
+        bound_s = one.others.loads.step_s(problem, one.times, choices, every)
+        odd_s = one.others.loads.step_s(problem, one.times, choices, every[1::2])
+        assert (odd_s == bound_s[1::2]).all()
+        for most in (None, one.times, slower):
+            times = one.times._replace(most=most)
+            step_s = steps(one, times, problem.memory_bytes)
+            assert (bound_s <= step_s * (1 + REL)).all()
+            assert most is slower or bound_s[alone] == pytest.approx(step_s[alone], rel=REL)
+
+
+def test_loads_with_what_must_be_recomputed_lie_below_the_steps(recomputing: Node) -> None:
+    loads_below_the_steps(recomputing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt_oss", "olmo2"])
+def test_loads_lie_below_the_steps_of_other_blocks(family: str, tmp_path: Path) -> None:
+    loads_below_the_steps(node(small_model(tmp_path, family, head_dim=32), "optimal"))
+
+
 def test_the_step_of_a_layout_is_its_replay(recomputing: Node) -> None:
     one = recomputing
     found = one.others.fastest(one.problem, one.times, np.inf)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,10 +12,12 @@ from scipy.stats import norm
 from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.base.errors import AtollError
-from atoll.explore.pareto import area_front
+from atoll.base.stopping import Stop
+from atoll.explore.pareto import TOLERANCE, CheaperChips, fronts, known_costs, prove_fronts
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import AIMS, Objective
+from atoll.explore.proof.tasks import solve_node
 from atoll.explore.spotlight import GaussianProcess
 from atoll.phaze.strategy import visit_buckets
 from atoll.profiles import DEFAULT
@@ -21,13 +25,16 @@ from atoll.profiles import DEFAULT
 BATCH = 16
 
 
-def make_search(seed: int = 0, chips: int = 120, tolerance: float = 1e-3) -> Search:
+def make_search(
+    seed: int = 0, chips: int = 120, tolerance: float = 1e-3, stop: Stop | None = None
+) -> Search:
     return Search(
         random_space(seed, chips),
         tiny_variants(DEFAULT, 4, layers=2),
         tiny_setting(DEFAULT, 4),
         Objective.single(BATCH),
         tolerance,
+        stop=stop,
     )
 
 
@@ -83,32 +90,82 @@ def test_phazes_rule_stops_early_and_says_what_it_does_not_know() -> None:
     assert outcome.bound >= best * (1 - 1e-9)
 
 
-def test_the_front_holds_every_chip_that_no_smaller_one_equals() -> None:
-    search = make_search(2, 150)
+def true_scores(search: Search) -> np.ndarray:
+    """Return the best score of every chip, from good schedules, chip by chip."""
+    context, scores = search.context, []
+    for chip in range(len(search.frontier.chips)):
+        single = search.frontier.chips.subset(np.array([chip]))
+        steps_s = [
+            np.inf if node.division is None else node.division.step_time_s
+            for v in range(len(search.variants.variants))
+            for node in [solve_node(context, single, v, "linear", np.inf)]
+        ]
+        scores.append(BATCH / min(steps_s))
+    return np.array(scores)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_no_chip_beats_the_fronts_chips_that_cost_no_more(seed: int) -> None:
+    search = make_search(seed, 30)
     exact_search(search)
-    tolerance = 0.01
-    front = area_front(search, tolerance)
-    assert front is not None
-    scores = all_scores(make_search(2, 150))
-    area = search.frontier.chips.area_mm2
-    for chip in range(len(area)):
-        as_small = [scores[other] for other in front if area[other] <= area[chip] + 1e-12]
-        assert as_small, "the smallest chip is on the front"
-        assert scores[chip] <= max(as_small) * (1 + tolerance + 1e-3)
-    assert list(scores[front]) == sorted(scores[front], reverse=True)
+    traced, stopped = fronts(search)
+    scores = true_scores(make_search(seed, 30))
+    assert stopped == "" and {"area_mm2", "peak_power_W"} <= known_costs(search).keys()
+    for name, costs in known_costs(search).items():
+        front = traced[name]
+        assert front.proven_within == TOLERANCE
+        reached = [search.evaluated_score(chip) for chip in front.chips]
+        assert reached == sorted(reached, reverse=True)
+        for chip, cost in enumerate(costs.tolist()):
+            cheaper = [s for s, c in zip(reached, front.chips, strict=True) if costs[c] <= cost]
+            assert cheaper or scores[chip] == 0.0, "the cheapest chip is on the front"
+            assert scores[chip] <= max(cheaper, default=0.0) * (1 + TOLERANCE + 1e-9)
+
+
+def test_a_front_that_is_stopped_says_how_far_it_is_proven() -> None:
+    stop = Stop()
+    search = make_search(2, 40, stop=stop)
+    exact_search(search)
+    costs = known_costs(search)
+    reports = count()
+
+    def stop_soon(phase: str, left: int, total: int, score: float, bound: float) -> None:
+        if next(reports) == 11:
+            stop.limit(-1.0)
+
+    search.progress = stop_soon
+    gaps = prove_fronts(search, costs, TOLERANCE)
+    assert all(TOLERANCE < gap < np.inf for gap in gaps.values())
+    scores = true_scores(make_search(2, 40))
+    plans = {chip: search.evaluated_score(chip) for chip in search.frontier.plans}
+    for name, cost in costs.items():
+        for chip, score in enumerate(scores.tolist()):
+            cheaper = [reached for c, reached in plans.items() if cost[c] <= cost[chip]]
+            assert score <= max(cheaper, default=0.0) * (1 + gaps[name] + 1e-9)
+
+
+def test_cheaper_chips_are_those_of_a_comparison_of_all_pairs() -> None:
+    rng = np.random.default_rng(1)
+    costs = {name: rng.integers(0, 20, 60).astype(float) for name in ("a", "b")}
+    rivals, scores = CheaperChips(costs, 0.01), np.zeros(60)
+    every = np.arange(60)
+    for chip in rng.permutation(60)[:40].tolist():
+        scores[chip] = rng.integers(1, 30)
+        rivals.add(chip, scores[chip])
+        best = [[scores[cost <= cost[c]].max() for c in every] for cost in costs.values()]
+        assert rivals.to_beat(every).tolist() == (np.min(best, axis=0) * 1.01).tolist()
 
 
 def test_a_chip_that_could_not_beat_the_best_may_still_be_the_best_of_its_size() -> None:
     search, whole = make_search(2, 150), make_search(2, 150)
     exact_search(search)
     exact_search(whole)
-    front = area_front(whole)
-    assert front is not None
+    front = fronts(whole)[0]["area_mm2"].chips
     # As the search leaves a chip whose placements do not beat the incumbent: without a plan.
     small = front[-1]
     search.frontier.plans[small] = {}
     search.frontier.stage[small] = 2
-    assert area_front(search) == front
+    assert fronts(search)[0]["area_mm2"].chips == front
 
 
 def test_two_models_at_once_are_optimal_too() -> None:

@@ -15,7 +15,7 @@ from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 
 from atoll.base.stopping import Stop
 from atoll.executors import Crew, choose_executor
-from atoll.explore.pareto import Front, fronts
+from atoll.explore.pareto import TOLERANCE, Front, fronts
 from atoll.explore.pricing.workloads import Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
@@ -148,7 +148,7 @@ def test_ctrl_c_in_the_front_keeps_the_answer_and_leaves_no_traceback(
         change.setattr("atoll.explore.run.fronts", begun)
         part = run_search(job, out=tmp_path / "run", workers=2, stop=stop)
     assert (part.stopped, part.front_stopped) == ("", "interrupted"), "the proof was complete"
-    assert all(front.proven_within is None for front in part.pareto.values())
+    assert all((front.proven_within or 1.0) > TOLERANCE for front in part.pareto.values())
     assert (part.score, part.certificate.gap) == (whole.score, whole.certificate.gap)
     assert not [record for record in caplog.records if record.name == "concurrent.futures"]
     assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)

@@ -54,7 +54,11 @@ def arguments_of(script: Path, *more: str) -> tuple[list[str], dict[str, str]]:
     stand_in.chmod(0o755)
     path = f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        [str(script), *more], env={"PATH": path}, capture_output=True, text=True, check=True
+        [str(script), *more],
+        env={"PATH": path, "NODE_RANK": "0", "MASTER_ADDR": "first"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     connections, *words = done.stdout.splitlines()
     start = words.index("./pretrain_gpt.py") + 1

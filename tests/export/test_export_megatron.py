@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,8 +46,44 @@ def test_a_script_says_the_layout(tmp_path: Path) -> None:
 def test_a_script_says_its_release_and_its_name(tmp_path: Path) -> None:
     lines = DENSE.export("megatron").save(tmp_path / "mine.sh").read_text().splitlines()
     assert lines[2] == "# Written for megatron-core 0.17."
-    assert lines[3] == "# Start on every node: bash mine.sh"
+    started = "NODE_RANK=i MASTER_ADDR=<address of node 0> bash mine.sh"
+    assert lines[3] == f"# On node i of 32, counted from 0: {started}"
     assert "srun bash mine.sh'" in lines[4]
+    one_node = SHARDED.export("megatron").text.splitlines()
+    assert one_node[3] == "# Start: bash megatron.sh"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"NODE_RANK": "1"}, "MASTER_ADDR: set it to the address of node 0"),
+        ({"MASTER_ADDR": "first"}, "NODE_RANK: set it to the number of this node, from 0"),
+    ],
+)
+def test_a_script_for_several_nodes_says_what_is_not_set(
+    given: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    environment = {"PATH": os.environ["PATH"], **given}
+    script = script_of(DENSE, tmp_path)
+    done = subprocess.run([str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_what_a_real_run_needs_stands_at_the_top(tmp_path: Path) -> None:
+    script = script_of(SHARDED, tmp_path)
+    lines = script.read_text().splitlines()
+    at = lines.index("# Set these here or in the environment.")
+    names = "DATA", "TOKENIZER", "LR", "TRAIN_ITERS", "SAVE", "SAVE_INTERVAL"
+    for name, line in zip(names, lines[at + 1 :], strict=False):
+        assert line.startswith(f"{name}=${{{name}:-"), line
+        assert "  # " in line
+    assert "--save" not in arguments_of(script)[0]
+    script.write_text(script.read_text().replace("SAVE=${SAVE:-}", "SAVE='/a folder'"))
+    words = arguments_of(script)[0]
+    at = words.index("--save")
+    expected = ["--save", "/a folder", "--load", "/a folder", "--save-interval", "500"]
+    assert words[at : at + 6] == expected
 
 
 def test_uneven_stages_are_written_out(tmp_path: Path) -> None:

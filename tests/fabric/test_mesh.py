@@ -13,6 +13,7 @@ from atoll.fabric.mesh_collectives import gather_s, simulate_exchange, simulate_
 from atoll.fabric.mesh_events import LinkMessage, simulate
 from atoll.fabric.mesh_kernels import exchange_flags
 from atoll.fabric.messages import MessageSchedule
+from atoll.fabric.routes import flows
 
 VOLUME = 3e6
 
@@ -33,6 +34,20 @@ def test_two_messages_share_a_link_one_after_the_other():
     )
     assert result.arrival_s == pytest.approx((2.0, 4.0))
     assert result.busy_s[link[0]] == pytest.approx(4.0)
+
+
+SIDES = st.integers(1, 12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(before=st.tuples(SIDES, SIDES), after=st.tuples(SIDES, SIDES))
+def test_every_die_of_two_stages_sends_and_receives_an_equal_share(before, after):
+    sources, targets = Rectangle(0, 0, *before), Rectangle(20, 3, *after)
+    shares = flows(sources, targets)
+    for stage, die_of in ((sources, 0), (targets, 1)):
+        for die in stage.dies():
+            total = sum(flow[2] for flow in shares if flow[die_of] == die)
+            assert total == pytest.approx(1.0 / stage.size)
 
 
 @settings(max_examples=25, deadline=None)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from atoll import hardware
 from atoll.api import estimate
+from atoll.base.errors import AtollError
+from atoll.hardware.catalog import load_accelerator, load_network
+from atoll.hardware.spacefile import read_space
+from atoll.hardware.wafer_files import load_wafer
 
 EXAMPLES = Path(__file__).parents[2] / "examples/devices"
 
@@ -17,3 +24,68 @@ def test_the_examples_of_a_device_and_of_a_cluster_are_priced() -> None:
     # Two pods: stages send, and replicas reduce, over the slower spine.
     assert usual.step.time_s < pods.step.time_s < 1.5 * usual.step.time_s
     assert 4 * usual.step.time_s < own.step.time_s < 8 * usual.step.time_s
+
+
+CATALOG = Path(hardware.__file__).parent / "catalog"
+
+
+@pytest.mark.parametrize(
+    ("entry", "line", "range_words"),
+    [
+        ("wafers/default", "usable_area: 46225e6 mm2", "1 mm2 and 10000000 mm2"),
+        ("wafers/default", "grid: [-3, 4]", "more than 0"),
+        ("wafers/default", "grid: [1000000, 4]", "at most 10000"),
+        ("wafers/default", "max_power: 1e9 W", "100 mW and 10 MW"),
+        ("wafers/default", "step: 1e6 s", "1 ns and 1 s"),
+        ("accelerators/phaze-tpuv4", "clock: 1.83e12 GHz", "1 MHz and 100 GHz"),
+        ("accelerators/phaze-tpuv4", "tensor_cores: 90000000", "at most 1000000"),
+        ("accelerators/phaze-tpuv4", "dies: -3", "more than 0"),
+    ],
+)
+def test_wafers_and_chips_that_nobody_could_build_are_refused_with_the_range(
+    entry: str, line: str, range_words: str, tmp_path: Path
+) -> None:
+    key = line.split(":")[0]
+    text = (CATALOG / f"{entry}.yaml").read_text(encoding="utf-8")
+    kept = [other for other in text.splitlines() if not other.startswith(f"{key}:")]
+    path = tmp_path / "mine.yaml"
+    path.write_text("\n".join([*kept, line]), encoding="utf-8")
+    read = load_wafer if entry.startswith("wafer") else load_accelerator
+    with pytest.raises(AtollError, match=f"{key}.*: expected .*{range_words}"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("level", "range_words"),
+    [
+        ("bandwidth: 1e9 PB/s, latency: 1 us", "1 MB/s and 1 PB/s"),
+        ("bandwidth: 50 GB/s, latency: 3 h", "1 ns and 1 s"),
+        ("bandwidth: 50 GB/s, latency: 1 us, start: 1000 s", "1 ns and 1 s"),
+    ],
+)
+def test_networks_that_do_not_exist_are_refused_with_the_range(
+    level: str, range_words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"name: mine\nlevels:\n  - {{name: rack, devices: 8, {level}}}\n")
+    with pytest.raises(AtollError, match=f"expected .*{range_words}"):
+        load_network(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "other", "range_words"),
+    [
+        ("width: 128", "width: [64, 900000000]", "at most 1000000"),
+        ("width: 128", "width: 128\nclock: 9e9 GHz", "1 MHz and 100 GHz"),
+        ("glb: [32 MiB, 128 MiB]", "glb: 64 PiB", "128 B and 1 TiB"),
+        ("max_area: 280 mm2", "max_area: 1e9 mm2", "10000 um2 and 100000 mm2"),
+    ],
+)
+def test_spaces_of_impossible_chips_are_refused_with_the_range(
+    field: str, other: str, range_words: str, tmp_path: Path
+) -> None:
+    text = (EXAMPLES.parent / "spaces/tiny.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(field, other), encoding="utf-8")
+    with pytest.raises(AtollError, match=f"expected .*{range_words}"):
+        read_space(path)

@@ -97,14 +97,14 @@ BATCHES = {
 def test_a_log_says_its_batch(said: str, tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text(BATCHES[said])
-    assert read_run_log(log).batch == 256
+    assert read_run_log(log).job["batch"] == 256
 
 
 def test_steps_of_a_batch_that_still_grows_are_left_out(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     small = MEGATRON.format(n=1, ms=500).replace("global batch size: 256", "global batch size: 128")
     log.write_text(small + MEGATRON.format(n=2, ms=900))
-    assert (read_run_log(log).batch, read_run_log(log).times_s) == (256, (0.9,))
+    assert (read_run_log(log).job["batch"], read_run_log(log).times_s) == (256, (0.9,))
 
 
 def test_a_log_of_another_batch_is_compared_with_a_warning(tmp_path: Path) -> None:
@@ -114,8 +114,10 @@ def test_a_log_of_another_batch_is_compared_with_a_warning(tmp_path: Path) -> No
         said = f"Trainer is initialized with local batch size 4, global batch size {batch}\n"
         log.write_text(said + LOG.read_text())
         notes = atoll.check(JOB, device="h200", devices=1, log=log).answer.notes
-        assert any("16 sequences" in note and "--batch 16" in note for note in notes) == (batch > 8)
-    with pytest.raises(AtollError, match=r"append: .*16 sequences"):
+        assert any("its run has batch 16" in note and "--batch 16" in note for note in notes) == (
+            batch > 8
+        )
+    with pytest.raises(AtollError, match=r"append: .*its run has batch 16"):
         atoll.check(JOB, device="h200", devices=1, log=log, append=tmp_path / "mine.csv")
     assert not (tmp_path / "mine.csv").exists()
 

@@ -126,6 +126,9 @@ def test_recorded_output_becomes_rows() -> None:
     assert row["kernel_ms"] == pytest.approx(classes, abs=0.01)
     assert row["stand_in_ms"] > 0
     assert row["k_optimizer_ms"] > 0
+    assert row["backend"] == "CUDNN_ATTENTION"
+    flash = [[1.0, 1, "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128>>"]]
+    assert rank_row(job, record | {"kernels": {"forward": flash}})["backend"] == "FLASH_ATTENTION"
     row = rank_row(capped, failure)
     assert (row["step_ms"], row["limit_bytes"]) == ("OOM", capped.memory_bytes)
 

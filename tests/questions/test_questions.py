@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.cli import main
+from atoll.cli import app, main
 from atoll.questions import (
     COMMANDS,
     JOBS,
@@ -502,3 +502,10 @@ def test_sequences_and_batches_take_thousands_of_tokens(
 def test_tokens_that_cannot_be_are_one_sentence(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(AtollError, match=words):
         PlanQuestion.of(**SHARED, **fields)
+
+
+def test_an_output_whose_name_is_too_long_is_refused_in_a_sentence() -> None:
+    ended = CliRunner().invoke(app, ["designs", "runs", "--parquet", "a" * 300])
+    assert isinstance(ended.exception, AtollError)
+    ended = CliRunner().invoke(app, ["designs", "a" * 300])
+    assert isinstance(ended.exception, AtollError)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import atoll
 from atoll.answers.layout import StepPasses
 from atoll.answers.plan import EstimateAnswer
+from atoll.base.errors import AtollError
 from atoll.report.folder import open_folder
 from atoll.report.timeline import plan_timeline
 from atoll.report.trace import LANES, LAYERS, STAGES, plan_trace, search_trace
@@ -212,6 +213,14 @@ def test_collectives_are_in_the_trace() -> None:
     assert {"gradient reduction", "tensor parallel"} <= names
     assert any(e["pid"] >= LAYERS for e in trace["traceEvents"] if e.get("cat") == "collective")
     assert any(e.get("cat") == "send" for e in trace["traceEvents"])
+
+
+def test_work_of_another_number_of_operators_is_refused() -> None:
+    answer = estimate().answer
+    entry = answer.operators[0]
+    damaged = replace(entry, work=(*entry.work, entry.work[0]))
+    with pytest.raises(AtollError, match="the answer is damaged"):
+        plan_trace(replace(answer, operators=(damaged, *answer.operators[1:])))
 
 
 def counted(trace: dict[str, Any], name: str) -> float:

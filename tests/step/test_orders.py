@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from atoll.base.errors import AtollError
 from atoll.step.bubbles import (
     bubble_s,
     microbatches_before_weight_pass,
@@ -31,6 +32,11 @@ def run(
 ) -> Replay:
     chunks = chunks_per_stage(order, vpp)
     return replay(order, [[PassTime(f, b, w)] * chunks] * stages, microbatches)
+
+
+def test_an_order_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(AtollError, match="pipeline order zb-h0: there is no such order"):
+        run("zb-h0", 2, 4, 1, 1.0, 1.0, 1.0)
 
 
 def load(order: str, vpp: int, f: float, b: float, w: float) -> PassTime:

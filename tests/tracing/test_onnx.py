@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from functools import cache
 from pathlib import Path
@@ -219,6 +220,9 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no protobuf at all")
     assert "not an ONNX file" in refusal(broken)
+    packed = tmp_path / "packed.onnx"  # may unpack to any size
+    packed.write_bytes(gzip.compress(b"no protobuf at all"))
+    assert "packed with gzip; unpack it first" in refusal(packed)
     assert "no such file" in refusal(tmp_path / "none.onnx")
     product = [node("MatMul", ["x", "w"], ["y"], name="first")]
     path = small(onnx, tmp_path / "a.onnx", product, ["batch", 8])

@@ -11,7 +11,7 @@ import atoll
 from atoll.answers.validation import RunsValidation
 from atoll.validation.row_runs import run_from_row
 from atoll.validation.tables import read_runs
-from atoll.validation.validate import predict
+from atoll.validation.validate import class_errors, predict
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "h200"
 
@@ -59,6 +59,34 @@ def test_a_rank_is_a_run_of_its_world(tmp_path: Path) -> None:
     assert (layout.dp, layout.zero, run.stack.autocast) == (64, 0, True)
     run, layout = run_from_row(rows["llama3-8b-6l-1x4096-fsdp8-replicate8-recomputefull"])
     assert (layout.dp, layout.hsdp, layout.recompute) == (64, 8, "full")
+
+
+def test_a_rank_is_priced_with_the_attention_that_ran(tmp_path: Path) -> None:
+    rows = read_runs(fitted_half("h200_ranks_3.csv", tmp_path))
+    ran = [row for row in rows if row.text("backend") == "FLASH_ATTENTION"]
+    assert all(run_from_row(row)[0].attention == "flash2" for row in ran)
+    errors = class_errors(predict(ran))
+    assert errors["attention"].mean_ape is not None
+    assert errors["attention"].mean_ape < 0.09  # 0.42 with cuDNN's kernels
+    others = [row for row in rows if row.text("backend") == "CUDNN_ATTENTION"]
+    assert all(run_from_row(row)[0].attention == "flash" for row in others)
+
+
+@pytest.mark.parametrize(
+    ("id", "most"),
+    [
+        ("llama3-8b-3l-1x32768-tp4-fsdp16-recomputefull", 0.04),  # divided loss, copied sequences
+        ("llama3-8b-6l-1x4096-tp8-fsdp128-recomputealternate", 0.08),
+        ("hf-llama3-8b-6l-1x4096-fsdp8", 0.06),  # all weights are gathered twice
+        ("hf-olmoe-4l-1x4096-fsdp512-weightsbf16-reducebf16", 0.15),  # experts padded eightfold
+        ("hf-opt-6.7b-6l-4x2048-fsdp256-reshardFalse-recomputefull", 0.08),  # and once
+    ],
+)
+def test_streaming_kernels_of_ranks_are_priced(id: str, most: float, tmp_path: Path) -> None:
+    rows = read_runs(fitted_half("h200_ranks_3.csv", tmp_path))
+    (prediction,) = predict([row for row in rows if row.id == id])
+    measured_s, predicted_s = prediction.kernel_classes_s["streaming"]
+    assert predicted_s == pytest.approx(measured_s, rel=most)
 
 
 def test_each_stage_is_judged_by_itself(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_mapping import HOMES, KEEP, OFFLOAD, RECOMPUTE, BlockMapping
 from atoll.wafer.encoding.block_parts import KINDS
-from atoll.wafer.encoding.codes import legal_codes, parts_of
+from atoll.wafer.encoding.codes import divisible, legal_codes, parts_of, splits
 from atoll.wafer.encoding.mapping import (
     StageMapping,
     WaferMapping,
@@ -221,6 +221,16 @@ def test_codes_are_counted_as_they_are_listed(shape):
     for digits in digit_systems(*shape):
         for sizes in (block.stream_sizes, *(unit.sizes for unit in block.units)):
             assert code_count(sizes, digits.size) == len(legal_codes(sizes, digits))
+
+
+SIZE = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 32])
+
+
+@settings(max_examples=200, deadline=None)
+@given(sizes=st.dictionaries(st.sampled_from("sknr"), SIZE), samples=SIZE, dies=st.integers(1, 300))
+def test_an_operator_is_divisible_where_it_has_a_split(sizes, samples, dies):
+    sizes |= {"b": samples}
+    assert divisible(sizes, dies) == bool(splits(sizes, dies))
 
 
 def test_parts_multiply_to_the_group():

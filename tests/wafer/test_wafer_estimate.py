@@ -117,7 +117,8 @@ def test_a_job_that_cannot_be_priced_is_one_sentence(job, line, words):
 def test_a_layout_without_room_says_the_way_out(job, tmp_path):
     path = job("layout: { rectangle: [2, 2], stages: 1 }")
     wafer = tmp_path / "wafer.yaml"
-    wafer.write_text(wafer.read_text().replace("capacity: 1 GiB", "capacity: 1 KiB"))
+    wafer.write_text(wafer.read_text().replace("capacity: 1 GiB", "capacity: 1 MiB"))
+    path.write_text(path.read_text().replace("sequence: 64", "sequence: 8192"))
     with pytest.raises(InfeasibleError, match="larger rectangles"):
         estimate_wafer(path)
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.stopping import StoppedError
 from atoll.cli import app
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
@@ -49,6 +50,18 @@ def search(
         wafer or small_wafer(2, 4), model or small_model(), batch, 24, options, microbatches,
         progress, accept=accept,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_baseline_ends_when_the_search_has_to(name):
+    with pytest.raises(StoppedError):
+        run_baseline(name, small_wafer(2, 4), small_model(), 16, 24, stop=lambda: True)
+
+
+def test_listing_candidates_ends_when_the_search_has_to():
+    stopped = WaferSearch(small_wafer(2, 4), small_model(), 16, 24, stop=lambda: True)
+    with pytest.raises(StoppedError):
+        stopped.candidates()
 
 
 def test_the_answer_fits_is_legal_and_no_faster_than_its_bound():

@@ -283,17 +283,23 @@ class SearchedModel(PlacedModel):
         compute_s = sum(stage.compute_s for stage in self.placement.stages)
         return max(0.0, 1.0 - busy_s / compute_s) if self.layers and compute_s else 0.0
 
-    def summary(self, capacity_bytes: float) -> list[tuple[str, str]]:
-        """Return what to run, step time and memory, as lines of (label, text)."""
+    def summary(self, capacity_bytes: float, spread: float) -> list[tuple[str, str]]:
+        """Return what to run, step time and memory, as lines of (label, text); `spread`: relative
+        half width of the interval of memory.
+        """
         where = self.placement
         most_bytes = max(stage.total_memory_bytes for stage in where.stages)
         margin = capacity_bytes - most_bytes
         rate = self.tokens_per_s_per_device
+        batch = counted(round(self.samples_per_s * where.step_time_s), "sequence")
+        tokens = round(rate * where.devices / self.samples_per_s)
+        tight = ", but tight: " if most_bytes * (1 + spread) > capacity_bytes else ", "
         return [
             (
                 "Run",
                 f"{self.model} on {counted(where.devices, 'chip')}: {where.layout}, microbatch "
-                f"{where.microbatch}, ZeRO {where.zero}, recompute {where.recompute}",
+                f"{where.microbatch}, ZeRO {where.zero}, recompute {where.recompute}; "
+                f"{batch} of {tokens:,} tokens in a step",
             ),
             (
                 "Step",
@@ -303,7 +309,7 @@ class SearchedModel(PlacedModel):
             ),
             (
                 "Memory",
-                f"{format_bytes(most_bytes)} needed of {format_bytes(capacity_bytes)}: fits, "
+                f"{format_bytes(most_bytes)} needed of {format_bytes(capacity_bytes)}: fits{tight}"
                 f"{format_bytes(margin)} ({margin / capacity_bytes:.0%}) to spare",
             ),
         ]

@@ -139,7 +139,8 @@ class FrontAnswer:
     """Designs that no other beats in both throughput and a cost."""
 
     proven_within: Amount | None
-    """None: among evaluated designs only."""
+    """No chip of the space exceeds the throughput of the front's chips that cost no more by a
+    larger share. None: among evaluated designs only."""
     designs: tuple[Record, ...]
 
 

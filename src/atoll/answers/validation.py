@@ -300,6 +300,8 @@ class BetterLayout:
     proof: str
     flags: str = ""
     """Further flags that the file must set, in the words of `--overlap` and `--flags`."""
+    changes: tuple[str, ...] = ()
+    """Arguments of the launch file that change, with both values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +353,8 @@ class MeasuredRun:
     """Measured / estimated step time as the site's slack: value and 90 % interval."""
     parts: tuple[MeasuredPart, ...]
     """Of a profile; empty without one."""
+    other_job: str = ""
+    """What the log's run has that the estimate's has not, and the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,19 @@ from numpy.typing import NDArray
 from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.cost import table_kernels
-from atoll.cost.chips import Chips
+from atoll.cost.chips import Chips, pick
 from atoll.cost.model import MAPPER
 from atoll.cost.table_kernels import MAX_PASS, Costs, Passes, fill_problems
 from atoll.cost.vector import vector_cycles
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
-from atoll.hardware.template.cores import CostModel, Products, ProductShape
+from atoll.hardware.template.cores import (
+    CostModel,
+    ProductCosts,
+    Products,
+    ProductShape,
+    TensorConfigs,
+)
 from atoll.hardware.template.stalls import Stalls
 from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
@@ -172,10 +178,14 @@ def build_costs(
     network: Network,
     profile: Profile,
     products: Products | None = None,
+    wanted: NDArray[np.bool_] | None = None,
 ) -> Costs:
     """Tabulate the costs of operators on the chips' configurations. `products` replaces the product
-    costs of the cost model."""
-    tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(keys, chips, profile, products)
+    costs of the cost model. Products are priced only where `wanted`, if it is given, shape
+    (operators, tensor configurations)."""
+    tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(
+        keys, chips, profile, products, wanted
+    )
     return Costs(
         kind=np.array([_KINDS[key.operator.core] for key in keys], np.int64),
         tensor_s=tensor_s,
@@ -214,7 +224,11 @@ def link_s(operator: Operator, network: Network) -> float:
 
 
 def _tensor_costs(
-    keys: Sequence[OperatorKey], chips: Chips, profile: Profile, products: Products | None
+    keys: Sequence[OperatorKey],
+    chips: Chips,
+    profile: Profile,
+    products: Products | None,
+    wanted: NDArray[np.bool_] | None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the seconds, HBM bytes, GLB bytes and bytes of additional buffers of the operators'
     matrix products, first axes (operators, tensor configurations).
@@ -231,7 +245,14 @@ def _tensor_costs(
     if not shapes:
         return time_s, hbm, glb, further
     model = cost_model(chips, profile)
-    mapped = (products or model.products)(list(shapes), configs)
+    price = products or model.products
+    if wanted is None:
+        mapped = price(list(shapes), configs)
+    else:
+        of_shapes = np.zeros((len(shapes), len(configs)), np.bool_)
+        for rows, columns in zip(uses, wanted, strict=True):
+            of_shapes[rows] |= columns
+        mapped = _priced_where(of_shapes, price, list(shapes), configs)
     if configs.levels and mapped.level_bytes is None:
         raise AtollError(
             f"cost model {model.name} says nothing of the {configs.levels} further buffers of "
@@ -252,6 +273,32 @@ def _tensor_costs(
             core_s += drained_bytes(matmuls, chips.stalls) / configs.glb_Bps
             time_s[index] = overlapped_s(core_s, hbm[index] / configs.hbm_Bps, chips.stalls)
     return time_s, hbm, glb, further
+
+
+def _priced_where(
+    wanted: NDArray[np.bool_],
+    price: Products,
+    shapes: Sequence[ProductShape],
+    configs: TensorConfigs,
+) -> ProductCosts:
+    """Return the costs of products where `wanted`, shape (products, configurations); else 0."""
+    rows_by_columns: dict[bytes, list[int]] = {}
+    for row, columns in enumerate(wanted):
+        rows_by_columns.setdefault(columns.tobytes(), []).append(row)
+    size = wanted.shape
+    levels = np.zeros((*size, configs.levels)) if configs.levels else None
+    costs = ProductCosts(np.zeros(size), np.zeros(size), np.zeros(size), levels)
+    for rows in rows_by_columns.values():
+        columns = np.flatnonzero(wanted[rows[0]])
+        if not len(columns):
+            continue
+        part = price([shapes[row] for row in rows], pick(configs, columns))
+        if levels is not None and part.level_bytes is None:
+            return part
+        for all_, some in zip(costs, part, strict=True):
+            if all_ is not None:
+                all_[np.array(rows)[:, None], columns] = some
+    return costs
 
 
 def product_shapes(key: OperatorKey, stalls: Stalls) -> list[ProductShape]:

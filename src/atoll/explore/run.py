@@ -306,7 +306,8 @@ class _SearchRun:
                 sampled = self.strategy.samples
                 traced, stopped = (evaluated_fronts(search), "") if sampled else fronts(search)
             for name, front in traced.items():
-                designs = tuple(map(DesignBuilder(search).record, front.chips))
+                record = DesignBuilder(search).record
+                designs = tuple({**record(c), name: front.cost[c]} for c in front.chips)
                 answers[name] = FrontAnswer(proven_within=front.proven_within, designs=designs)
         if stopped:
             self.left_out["fronts"] = stopped

@@ -7,6 +7,7 @@ parsers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil
@@ -16,10 +17,16 @@ from atoll.answers.layout import LaunchFile
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
+from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.launch_plan import check, make_plan, refuse
 from atoll.tools.registry import TOOLS, find_tool
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
+
+MOST_NAMES = 12
+"""Names of arguments in a sentence."""
+NARROW = re.compile("fp[48]")
+"""Arguments that go with a precision."""
 
 
 def export(
@@ -53,7 +60,10 @@ def export(
 
 def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
     """Write the launch file of a training run and layout, with the estimated stages."""
-    length = {} if run.length is None else {"steps": ceil(run.length.tokens / run.tokens)}
+    steps = run.launch and run.launch.steps
+    if run.length is not None:
+        steps = ceil(run.length.tokens / run.tokens)
+    carried, lost = _carried(find_tool(target).name, run)
     launch_file = export(
         target,
         run.model,
@@ -69,9 +79,33 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         adapters=run.adapters,
         attention=run.attention if run.tool.name == find_tool(target).name else "",
         loss_chunks=run.stack.loss_chunks,
-        **length,
+        carried=carried,
+        source=run.launch.file if run.launch else "",
+        **({"steps": steps} if steps else {}),
     )
-    return replace(launch_file, notes=(*launch_file.notes, *_omission_notes(target, run)))
+    notes = [*launch_file.notes, *_omission_notes(target, run)]
+    if run.launch and lost:
+        more = f" and {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
+        notes.append(f"Not carried over from {run.launch.file}: {', '.join(lost[:MOST_NAMES])}"
+                     f"{more}; add them to this file.")  # fmt: skip
+    return replace(launch_file, notes=tuple(notes))
+
+
+def _carried(tool: str, run: Run) -> tuple[dict[str, Any], list[str]]:
+    """Return the arguments of the run's launch file that this tool's file takes again, and the
+    names of those that it does not take: of another tool, or of values that the file does not set.
+    """
+    if run.launch is None:
+        return {}, []
+    account, arguments = run.launch.arguments, dict(run.launch.carried)
+    asked = run.question.precision if run.question else None
+    if run.launch.software != tool or not arguments:
+        others = (*account.without_effect, *account.not_modelled, *account.not_understood)
+        return {}, list(arguments or others)
+    if asked != run.launch.fields.get("precision"):
+        arguments = {name: v for name, v in arguments.items() if not NARROW.search(name)}
+    lost = [name for name, value in arguments.items() if repr(UNKNOWN)[1:-1] in repr(value)]
+    return {name: v for name, v in arguments.items() if name not in lost}, lost
 
 
 def _omission_notes(target: str, run: Run) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from atoll.base.errors import AtollError
@@ -24,6 +25,13 @@ def boundaries(
     dead_links: Sequence[Link] = (),
 ) -> Boundary:  # fmt: skip
     """Time the transfers between stages: all send at once, each waits for its most loaded link."""
+    return _boundaries(mesh, tuple(rectangles), stream_bytes, tuple(dead_links))
+
+
+@lru_cache(maxsize=256)
+def _boundaries(
+    mesh: Mesh, rectangles: tuple[Rectangle, ...], stream_bytes: float, dead_links: tuple[Link, ...]
+) -> Boundary:
     broken = both_directions(dead_links)
     loads: dict[Link, float] = {}
     routes: list[list[tuple[tuple[Link, ...], float]]] = [[]]
@@ -90,10 +98,13 @@ def flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
     shares = []
     for i, target in enumerate(targets):
         low, high = i / len(targets), (i + 1) / len(targets)
-        for j, source in enumerate(sources):
+        # Only these overlap; the shares of those at the ends may be zero.
+        for j in range(i * len(sources) // len(targets), len(sources)):
+            if j / len(sources) >= high:
+                break
             share = min(high, (j + 1) / len(sources)) - max(low, j / len(sources))
             if share > 1e-12:
-                shares.append((source, target, share))
+                shares.append((sources[j], target, share))
     return shares
 
 

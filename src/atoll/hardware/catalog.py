@@ -17,16 +17,21 @@ from atoll.base.errors import AtollError
 from atoll.base.units import counted, parse_bytes
 from atoll.fabric.network import FabricLevel, Network
 from atoll.fabric.topology import SWITCHED, TORUS, parse_linked_network
+from atoll.files.ranges import (
+    BufferBytes,
+    ChipArea,
+    ChipPower,
+    ClockHz,
+    CoreCount,
+    DeviceBandwidth,
+    DieCount,
+    LatencySeconds,
+    MemoryBytes,
+)
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
-    Area,
-    Bandwidth,
-    Bytes,
     Count,
     FileModel,
-    Frequency,
-    Power,
-    Seconds,
     Share,
     load_yaml,
     read_shipped,
@@ -70,11 +75,11 @@ class HbmFile(FileModel):
     them all, as in the physical model, and products may have another capacity and bandwidth."""
 
     generation: Annotated[str, AfterValidator(_known_generation)] | None = None
-    capacity: Bytes | None = None
-    bandwidth: Bandwidth | None = None
-    area: Area = 0.0
-    power: Power | None = None
-    stacks: Count = 1
+    capacity: MemoryBytes | None = None
+    bandwidth: DeviceBandwidth | None = None
+    area: ChipArea = 0.0
+    power: ChipPower | None = None
+    stacks: DieCount = 1
     energy: Annotated[float, Field(gt=0, le=100)] = 1.0  # of a byte over the energy model's
     edge_mm: Annotated[float, Field(ge=0, le=1000)] = 0.0  # of the die
     source: str = ""
@@ -133,19 +138,19 @@ def stated_defects(where: str, template: ChipTemplate, stated: DefectsFile) -> C
 class PublishedFile(FileModel):
     """Published area and power of an existing chip."""
 
-    area: Area
-    power: Power
+    area: ChipArea
+    power: ChipPower
 
 
 class CoresFile(FileModel):
     """Cores of a chip or die; their buffer has another name in each."""
 
-    tensor_cores: Count
-    vector_cores: Count
-    width: Count
-    depth: Count
-    vector_width: Count | None = None  # as wide as the tensor cores unless given
-    clock_Hz: Frequency = Field(alias="clock")
+    tensor_cores: CoreCount
+    vector_cores: CoreCount
+    width: CoreCount
+    depth: CoreCount
+    vector_width: CoreCount | None = None  # as wide as the tensor cores unless given
+    clock_Hz: ClockHz = Field(alias="clock")
 
     def core(self, buffer_bytes: int, bandwidth: GlbBandwidthFile, **more: Any) -> Accelerator:
         return Accelerator(
@@ -164,13 +169,13 @@ class CoresFile(FileModel):
 class AcceleratorFile(CoresFile):
     name: str = Field(min_length=1)
     source: str = ""
-    glb: Bytes
+    glb: BufferBytes
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
-    core_buffer: Bytes = 0  # of each tensor core; by PHAZE's rule unless given
+    core_buffer: BufferBytes = 0  # of each tensor core; by PHAZE's rule unless given
     kind: Literal["cached", "scratchpad"] | None = None  # what it loses (`STALLS`)
     hbm: HbmFile
-    dies: Count = 1
-    cores_on_die: Count | None = None  # tensor cores with those that are switched off
+    dies: DieCount = 1
+    cores_on_die: CoreCount | None = None  # tensor cores with those that are switched off
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
     published: PublishedFile | None = None
     template: str = "systolic"
@@ -241,13 +246,13 @@ class LevelFile(FileModel):
     devices: Count | None = None
     shapes: tuple[Axes, ...] = Field((), alias="torus")
     wraps: Count = 1
-    bandwidth_Bps: Bandwidth = Field(alias="bandwidth")
-    latency_s: Seconds = Field(alias="latency")
+    bandwidth_Bps: DeviceBandwidth = Field(alias="bandwidth")
+    latency_s: LatencySeconds = Field(alias="latency")
     efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
     ring: dict[str, Share] = Field({}, alias="steps")
     sums: Annotated[float, Field(ge=0.5, le=2)] = 1.0
     in_network: bool = False
-    start_s: Seconds = Field(0.0, alias="start")
+    start_s: LatencySeconds = Field(0.0, alias="start")
     few: Annotated[float, Field(ge=-2, lt=1)] = Field(0.0, alias="few_members")
 
     @model_validator(mode="after")

@@ -15,24 +15,29 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from atoll.base import units
 from atoll.base.errors import AtollError
+from atoll.files.ranges import (
+    BufferBytes,
+    ChipArea,
+    ChipPower,
+    ClockHz,
+    CoreCount,
+    DeviceBandwidth,
+    DieCount,
+    LatencySeconds,
+    MemoryBytes,
+    PeakFlops,
+    ProcessNm,
+)
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
-    Area,
-    Bandwidth,
-    Bytes,
     Count,
     Factor,
     FileModel,
-    Flops,
-    Frequency,
-    Power,
     Seconds,
     Share,
     load_yaml,
     suggestion,
-    within,
 )
 from atoll.hardware.catalog import entry_names, is_file, read_entry, unknown_entry
 from atoll.hardware.device_names import catalogue_name, same_device
@@ -364,33 +369,27 @@ class CalibrationFile(FileModel):
         return Calibration(**values)
 
 
-# Ranges of one device, some hundred times what any has or less.
-Peak = Annotated[Flops, within(units.FLOPS, 1e9, 1e18)]
-Memory = Annotated[Bytes, within(units.BYTES, 2**20, 2**47)]
-DeviceBandwidth = Annotated[Bandwidth, within(units.BANDWIDTH, 1e6, 1e15)]
-
-
 class GpuFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    bf16_flops: Peak | None = Field(None, alias="bf16")
-    fp16_flops: Peak | None = Field(None, alias="fp16")
-    fp8_flops: Peak | None = Field(None, alias="fp8")
-    fp4_flops: Peak | None = Field(None, alias="fp4")
-    hbm_bytes: Memory = Field(alias="hbm_capacity")
+    bf16_flops: PeakFlops | None = Field(None, alias="bf16")
+    fp16_flops: PeakFlops | None = Field(None, alias="fp16")
+    fp8_flops: PeakFlops | None = Field(None, alias="fp8")
+    fp4_flops: PeakFlops | None = Field(None, alias="fp4")
+    hbm_bytes: MemoryBytes = Field(alias="hbm_capacity")
     hbm_Bps: DeviceBandwidth = Field(alias="hbm_bandwidth")
-    sms: Count
-    clock_Hz: Annotated[Frequency, within(units.FREQUENCY, 1e6, 1e11)] = Field(alias="clock")
-    l2_bytes: Annotated[Bytes, within(units.BYTES, 2**10, 2**40)] = Field(alias="l2")
-    launch_s: Annotated[Seconds, within(units.TIME, 1e-9, 1.0)] = Field(5e-6, alias="launch")
-    measured_flops: Peak | None = Field(None, alias="measured_matmul")
-    measured_fp8: Peak | None = None
-    measured_fp4: Peak | None = None
+    sms: CoreCount
+    clock_Hz: ClockHz = Field(alias="clock")
+    l2_bytes: BufferBytes = Field(alias="l2")
+    launch_s: LatencySeconds = Field(5e-6, alias="launch")
+    measured_flops: PeakFlops | None = Field(None, alias="measured_matmul")
+    measured_fp8: PeakFlops | None = None
+    measured_fp4: PeakFlops | None = None
     tensor_per_exp: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
-    power_W: Annotated[Power, within(units.POWER, 0.1, 1e5)] | None = Field(None, alias="power")
-    process_nm: Annotated[float, Field(ge=0.5, le=1e4)] | None = None
-    die_mm2: Annotated[Area, within(units.AREA, 0.1, 1e5)] | None = Field(None, alias="die")
-    dies: Annotated[Count, Field(le=10_000)] = 1
+    power_W: ChipPower | None = Field(None, alias="power")
+    process_nm: ProcessNm | None = None
+    die_mm2: ChipArea | None = Field(None, alias="die")
+    dies: DieCount = 1
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
     throttle_long: Factor = 0.0  # of it, what grows with the length of a product, on both sides

@@ -32,17 +32,20 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from atoll.base import units
 from atoll.base.errors import AtollError
 from atoll.fabric.topology import parse_topology
+from atoll.files.ranges import (
+    MOST_CORES,
+    BufferBytes,
+    ChipArea,
+    ChipPower,
+    ClockHz,
+    CoreCount,
+    DeviceBandwidth,
+    MemoryBytes,
+    PeakFlops,
+)
 from atoll.files.yamlfile import (
-    MOST,
-    Area,
-    Bandwidth,
-    Bytes,
-    Count,
     Density,
     FileModel,
-    Flops,
-    Frequency,
-    Power,
     load_yaml,
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB
@@ -127,20 +130,20 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _List = Field(min_length=1)
-Counts = Annotated[tuple[Count, ...], _List, _expanded(_integer, ""), AfterValidator(_distinct)]
+Counts = Annotated[tuple[CoreCount, ...], _List, _expanded(_integer, ""), AfterValidator(_distinct)]
 Spares = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=0, le=MOST)], ...],
+    tuple[Annotated[int, Field(strict=True, ge=0, le=MOST_CORES)], ...],
     _List,
     _expanded(_integer, ""),
     AfterValidator(_distinct),
 ]
 Sizes = Annotated[
-    tuple[Bytes, ...], _List, _expanded(units.parse_bytes, "B"), AfterValidator(_distinct)
+    tuple[BufferBytes, ...], _List, _expanded(units.parse_bytes, "B"), AfterValidator(_distinct)
 ]
 Bandwidths = Annotated[
-    tuple[Bandwidth, ...], _List, _expanded(_Bps, "B/s"), AfterValidator(_distinct)
+    tuple[DeviceBandwidth, ...], _List, _expanded(_Bps, "B/s"), AfterValidator(_distinct)
 ]
-Clocks = Annotated[tuple[Frequency, ...], _List, _expanded(_hertz, "Hz"), AfterValidator(_distinct)]
+Clocks = Annotated[tuple[ClockHz, ...], _List, _expanded(_hertz, "Hz"), AfterValidator(_distinct)]
 
 
 def _listed(value: Any) -> Any:
@@ -163,14 +166,14 @@ def _stacks(value: Any) -> Any:
 class ConstraintsFile(FileModel):
     """Constraints on a chip together with its HBM."""
 
-    max_area_mm2: Area | None = Field(default=None, alias="max_area")
-    min_area_mm2: Area | None = Field(default=None, alias="min_area")
+    max_area_mm2: ChipArea | None = Field(default=None, alias="max_area")
+    min_area_mm2: ChipArea | None = Field(default=None, alias="min_area")
     single_cores_may_be_smaller: Annotated[bool, Field(strict=True)] = False
-    max_power_W: Power | None = Field(default=None, alias="max_power")
+    max_power_W: ChipPower | None = Field(default=None, alias="max_power")
     max_W_per_mm2: Density | None = Field(default=None, alias="cooling")
-    min_peak_flops: Flops | None = Field(default=None, alias="min_peak")
-    min_hbm_capacity_bytes: Bytes | None = Field(default=None, alias="min_hbm_capacity")
-    min_hbm_bandwidth_Bps: Bandwidth | None = Field(default=None, alias="min_hbm_bandwidth")
+    min_peak_flops: PeakFlops | None = Field(default=None, alias="min_peak")
+    min_hbm_capacity_bytes: MemoryBytes | None = Field(default=None, alias="min_hbm_capacity")
+    min_hbm_bandwidth_Bps: DeviceBandwidth | None = Field(default=None, alias="min_hbm_bandwidth")
 
     def limits(self, reticle_mm2: float) -> DesignLimits:
         area_mm2 = min(self.max_area_mm2 or reticle_mm2, reticle_mm2)

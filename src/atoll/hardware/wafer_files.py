@@ -10,17 +10,20 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from atoll.base.errors import AtollError
+from atoll.files.ranges import (
+    BufferBytes,
+    ChipArea,
+    CoreCount,
+    DeviceBandwidth,
+    DieCount,
+    LatencySeconds,
+    LinkEnergy,
+    MemoryBytes,
+    WaferArea,
+    WaferPower,
+)
 from atoll.files.yamlfile import (
-    LARGEST_FACTOR,
-    MOST,
-    Area,
-    Bandwidth,
-    Bytes,
-    Count,
-    EnergyPerBit,
     FileModel,
-    Power,
-    Seconds,
     Share,
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Hbm
@@ -28,16 +31,16 @@ from atoll.hardware.catalog import CoresFile, GlbBandwidthFile, entry_names, loa
 from atoll.hardware.template.stalls import STALLS
 from atoll.hardware.wafer import DramStack, Wafer
 
-Positive = Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
-Stacks = Annotated[int, Field(ge=0, le=MOST, strict=True)]
-Grid = Annotated[tuple[Count, Count], Field(description="rows, columns")]
+EdgeMm = Annotated[float, Field(ge=1e-3, le=1000, strict=True)]
+Stacks = Annotated[int, Field(ge=0, le=1000, strict=True)]
+Grid = Annotated[tuple[DieCount, DieCount], Field(description="rows, columns")]
 
 
 class DieFile(CoresFile):
-    sram: Bytes
+    sram: BufferBytes
     sram_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
-    area: Area | None = None
-    unit: Count | None = None
+    area: ChipArea | None = None
+    unit: CoreCount | None = None
     """Multiply-adds that share their operands, where not the whole array does: they cost power."""
     kind: Literal["cached", "scratchpad"] = "scratchpad"
     """What it loses (`hardware.template.stalls`)."""
@@ -47,49 +50,49 @@ class DramFile(FileModel):
     """`stacks` HBM stacks a die; the other values are those of one stack."""
 
     stacks: Stacks
-    capacity_bytes: Bytes = Field(alias="capacity")
-    bandwidth_Bps: Bandwidth = Field(alias="bandwidth")
-    area_mm2: Area = Field(110.0, alias="area")
-    edge_mm: Positive = 11.0
+    capacity_bytes: MemoryBytes = Field(alias="capacity")
+    bandwidth_Bps: DeviceBandwidth = Field(alias="bandwidth")
+    area_mm2: ChipArea = Field(110.0, alias="area")
+    edge_mm: EdgeMm = 11.0
 
 
 class WaferLinkFile(FileModel):
     """`bandwidth` of one link in one direction, or what a millimetre of die edge carries."""
 
-    bandwidth: Bandwidth | None = None
-    bandwidth_per_mm: Bandwidth | None = None
-    latency: Seconds
-    energy: EnergyPerBit = 5.0e-12
+    bandwidth: DeviceBandwidth | None = None
+    bandwidth_per_mm: DeviceBandwidth | None = None
+    latency: LatencySeconds
+    energy: LinkEnergy = 5.0e-12
 
 
 class WaferSpaceFile(FileModel):
     """Values to search over; what is not listed stays as the wafer says."""
 
     grid: tuple[Grid, ...] | None = None
-    tensor_cores: tuple[Count, ...] | None = None
-    sram: tuple[Bytes, ...] | None = None
+    tensor_cores: tuple[CoreCount, ...] | None = None
+    sram: tuple[BufferBytes, ...] | None = None
     stacks: tuple[Stacks, ...] | None = None
-    array: tuple[tuple[Count, Count], ...] | None = None
+    array: tuple[tuple[CoreCount, CoreCount], ...] | None = None
     """Width and depth of a core's array."""
 
 
 class WaferFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    usable_mm2: Area = Field(alias="usable_area")
+    usable_mm2: WaferArea = Field(alias="usable_area")
     grid: Grid
     die: DieFile
     dram: DramFile | None = None
     sram_memory: bool = False
     parameter_store: bool = False
     efficiency: Share = 1.0
-    step_s: Seconds = Field(0.0, alias="step")
-    halo_mm2: Area = Field(20.0, alias="halo")
+    step_s: LatencySeconds = Field(0.0, alias="step")
+    halo_mm2: ChipArea = Field(20.0, alias="halo")
     link: WaferLinkFile
-    io_Bps: Bandwidth = Field(alias="io_bandwidth")
+    io_Bps: DeviceBandwidth = Field(alias="io_bandwidth")
     process: str = "7nm"
     bond_yield: Share = 0.99
-    max_power_W: Power | None = Field(None, alias="max_power")
+    max_power_W: WaferPower | None = Field(None, alias="max_power")
     space: WaferSpaceFile | None = None
 
     def wafer(self) -> Wafer:

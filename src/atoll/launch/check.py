@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from functools import cached_property
 from math import inf
@@ -16,7 +17,7 @@ from atoll.base.units import format_seconds
 from atoll.export import refusals
 from atoll.hardware.device import TemplateChip
 from atoll.launch.ask import check_replicas, launched, question_fields
-from atoll.launch.measured import measured_columns, measured_run
+from atoll.launch.measured import doubts, measured_columns, measured_run
 from atoll.questions import EstimateQuestion
 from atoll.questions.devices import TIES, LengthQuestion
 from atoll.questions.verbs import CheckQuestion
@@ -35,6 +36,12 @@ ALL_OVERLAPS = ("tp_comm", "grad_reduce", "param_gather", "p2p")
 FUSED_FLAGS = ("te_loss",)
 SLOW_FLAGS = ("no_grad_fusion", "local")
 """Flags of Megatron-Core that slow a run down."""
+SHOWN_CHANGES = 6
+_COMMENTS = re.compile(r"^#.*$", re.MULTILINE)
+_ARGUMENTS = re.compile(
+    r"(?:^  (?=--)|'|^ *(?=\w+: ))((?:--)?[\w-]+)'?:? ?([^,{}\n]*)", re.MULTILINE
+)
+"""Arguments in scripts, in Python's dictionaries and in YAML, with their values."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +94,8 @@ class Checked(AnsweredResult[CheckAnswer]):
         """
         launch, arguments, measured = self.launch, self.launch.arguments, self.measured
         *lines, confidence = self.estimate.summary()
-        notes = [line for line in lines if line[0] == "Note"]
-        notes += [("Note", note) for note in (*launch.notes, *self._device_note)]
+        notes = [("Note", note) for note in (*launch.notes, *self._device_note)]
+        notes += [line for line in lines if line[0] == "Note"]
         words = f"{launch.file}: {launch.software}, {sum(map(len, arguments.parts))} arguments"
         unused = f"{len(arguments.without_effect)} without effect on time or memory"
         file = ("File", f"{words}, {len(arguments.used)} used, {unused}")
@@ -98,9 +105,16 @@ class Checked(AnsweredResult[CheckAnswer]):
             words = f"{format_seconds(measured.step_time_s)} ({range_words} over {measured.steps}"
             lines.append(("Measured", f"{words} steps); predicted {measured.error:+.1%}"))
         none_better = self.why_not.partition(";")[0].partition(": proven")[0]
-        lines.append(("Better", none_better if self.better is None else _saving(self.better)))
+        step = "a" if measured is None or measured.other_job else "the measured"
+        if self.better is None:
+            lines.append(("Better", none_better))
+        else:
+            lines.append(("Better", _saving(self.better, step)))
+            shown, more = self.better.changes[:SHOWN_CHANGES], self.better.changes[SHOWN_CHANGES:]
+            words = f"{', '.join(shown)}{f', and {len(more)} more (--explain)' if more else ''}"
+            lines += [("Change", words)] if words else []
         if (freed := self.with_other_flags) is not None:
-            lines.append(("Better", f"with other flags ({freed.flags}): {_saving(freed)}"))
+            lines.append(("Better", f"with other flags ({freed.flags}): {_saving(freed, step)}"))
         return lines
 
     @cached_property
@@ -120,12 +134,12 @@ class Checked(AnsweredResult[CheckAnswer]):
         )
 
 
-def _saving(better: BetterLayout) -> str:
-    """Return a better layout with what it saves."""
+def _saving(better: BetterLayout, step: str) -> str:
+    """Return a better layout with what it saves of `step`."""
     words = f"{better.layout}, step {format_seconds(better.step_time_s)}"
     if better.saved_percent is None:
         return f"{words}, fits"
-    saved = [f"{better.saved_percent:.1f}% of a step"]
+    saved = [f"{better.saved_percent:.1f}% of {step} step"]
     if better.saved_hours is not None and round(better.saved_hours) > 0:
         saved.append(f"{better.saved_hours:,.0f} device-hours")
     if better.saved_usd is not None and round(better.saved_usd) > 0:
@@ -142,19 +156,25 @@ def check(question: CheckQuestion) -> Checked:
     layout_question = _question(question, launch)
     run = run_from_question(layout_question, launch.model, launch)
     current = estimate(run, layout_from_question(run, layout_question))
-    measured, batch_note = measured_run(current, question.log, question.trace)
+    measured = measured_run(current, question.log, question.trace)
+    step_s = current.step.time_s
+    if measured is not None:
+        launch = replace(launch, notes=(*doubts(current, measured), *launch.notes))
+        step_s = step_s if measured.other_job else measured.step_time_s
     if question.append is not None:
         if measured is None:
             raise AtollError("append: nothing was measured; add --log or --trace")
-        if batch_note:
-            raise AtollError(f"append: {batch_note}")
+        if measured.other_job:
+            raise AtollError(f"append: {measured.other_job}")
         append_run(question.append, Path(measured.file).name, current, measured_columns(measured))
-    if batch_note:
-        launch = replace(launch, notes=(*launch.notes, batch_note))
     stop = Stop(question.time_limit)
-    better = _best_layout(question, launch, current, stop)
-    flagged = _best_with_free_flags(question, launch, layout_question, current, better[0], stop)
-    return Checked(launch, layout_question, current, *better, measured, flagged)
+    best, why_not = _best_layout(question, current, stop)
+    better = None
+    if best and not why_not:
+        better = _comparison(question, launch, current, best, step_s)
+    freed = _best_with_free_flags(question, launch, layout_question, current, best, stop)
+    flagged = _comparison(question, launch, current, freed[0], step_s, freed[1]) if freed else None
+    return Checked(launch, layout_question, current, best, better, why_not, measured, flagged)
 
 
 def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
@@ -176,22 +196,20 @@ def _plan(run: Run, stop: Stop) -> Plan:
     return plan(run, axes, usable=usable, stop=stop, ties=TIES, risk="mean")
 
 
-def _best_layout(
-    question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
-) -> tuple[Plan | None, BetterLayout | None, str]:
-    """Return the best plan under the same software, what it saves, or why there is none."""
+def _best_layout(question: CheckQuestion, current: Estimate, stop: Stop) -> tuple[Plan | None, str]:
+    """Return the best plan under the same software, or why none is better."""
     try:
         best = _plan(current.run, stop)
     except (UnusableError, InfeasibleError) as error:
-        return None, None, str(error)
+        return None, str(error)
     except StoppedError:
-        return None, None, "no other layout was priced within the time limit; add --time-limit"
+        return None, "no other layout was priced within the time limit; add --time-limit"
     faster = best.best.step.time_s < current.step.time_s * (1 - question.least)
     if current.fits and not faster:
         tight = best.fastest.step.time_s < current.step.time_s * (1 - question.least)
         words = "no layout with room in memory" if tight else "no layout"
-        return best, None, f"{words} is more than {question.least:.1%} faster: {best.proof()}"
-    return best, _comparison(question, launch, current, best), ""
+        return best, f"{words} is more than {question.least:.1%} faster: {best.proof()}"
+    return best, ""
 
 
 def _best_with_free_flags(
@@ -201,9 +219,9 @@ def _best_with_free_flags(
     current: Estimate,
     best: Plan | None,
     stop: Stop,
-) -> BetterLayout | None:
-    """Return the best layout with all overlaps and fused kernels of Megatron-Core; None if the
-    file has them already, or if they save nothing beyond the best layout without them.
+) -> tuple[Plan, str] | None:
+    """Return the best plan with all overlaps and fused kernels of Megatron-Core, and these; None if
+    the file has them already, or if they save nothing beyond the best layout without them.
     """
     if launch.software not in FREE_FLAG_SOFTWARE or compiles_itself(current.run.gpu):
         return None
@@ -222,40 +240,63 @@ def _best_with_free_flags(
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]
     if freed.best.step.time_s >= min(times_s, default=inf) * (1 - question.least):
         return None
-    better = _comparison(question, launch, current, freed)
-    return replace(better, flags=f"overlap {overlap}; flags {flags}")
+    return freed, f"overlap {overlap}; flags {flags}"
 
 
 def _comparison(
-    question: CheckQuestion, launch: Launch, current: Estimate, best: Plan
+    question: CheckQuestion,
+    launch: Launch,
+    current: Estimate,
+    best: Plan,
+    step_s: float,
+    flags: str = "",
 ) -> BetterLayout:
+    """Return a better layout; its share of the predicted step is saved of a step of `step_s`."""
     run = current.run
-    saved_s = current.step.time_s - best.best.step.time_s if current.fits else None
+    saved = 1 - best.best.step.time_s / current.step.time_s if current.fits else None
     run_length = current.whole_run
     steps = question.steps or (run_length.steps if run_length else launch.steps)
     hours = None
-    if steps is not None and saved_s is not None:
-        hours = steps * saved_s * run.devices / HOUR_S
+    if steps is not None and saved is not None:
+        hours = steps * saved * step_s * run.devices / HOUR_S
     return BetterLayout(
         layout=str(best.best.layout),
         step_time_s=best.best.step.time_s,
-        saved_percent=None if saved_s is None else 100 * saved_s / current.step.time_s,
+        saved_percent=None if saved is None else 100 * saved,
         saved_hours=hours,
         saved_usd=None if hours is None or question.price is None else hours * question.price,
         launch_file=_difference(launch.software, current, best.best),
         proof=best.proof(),
+        changes=_changes(launch.software, current, best.best),
+        flags=flags,
     )
+
+
+def _exported(target: str, estimate: Estimate) -> str:
+    """Return the text of a layout's launch file, or why the target cannot run it."""
+    try:
+        return estimate.export(target).text
+    except AtollError as error:
+        return f"# {error}"
 
 
 def _difference(target: str, current: Estimate, better: Estimate) -> str:
     """Return the lines that differ between the launch files of two layouts."""
-    texts = []
-    for layout_estimate in (current, better):
-        try:
-            texts.append(layout_estimate.export(target).text.splitlines())
-        except AtollError as error:
-            texts.append([f"# {error}"])
-    name = f"{target} launch file"
-    current_lines, better_lines = texts
-    names = f"{name}, as now", f"{name}, better"
-    return "\n".join(unified_diff(current_lines, better_lines, *names, n=0, lineterm=""))
+    now, then = (_exported(target, estimate).splitlines() for estimate in (current, better))
+    names = f"{target} launch file, as now", f"{target} launch file, better"
+    return "\n".join(unified_diff(now, then, *names, n=0, lineterm=""))
+
+
+def _changes(target: str, current: Estimate, better: Estimate) -> tuple[str, ...]:
+    """Return how the arguments of one launch file become those of another."""
+    texts = [_exported(target, estimate) for estimate in (current, better)]
+    now, then = (dict(_ARGUMENTS.findall(_COMMENTS.sub("", text))) for text in texts)
+    if not now:  # its writer refuses the layout
+        now, then = asdict(current.layout), asdict(better.layout)
+    changed = [name for name in {**now, **then} if now.get(name) != then.get(name)]
+    return tuple(
+        f"drop {name}" if name not in then
+        else f"add {name} {then[name]}".strip() if name not in now
+        else f"{name} {now[name]} -> {then[name]}"
+        for name in changed
+    )  # fmt: skip

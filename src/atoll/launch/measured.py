@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
 from atoll.base.errors import AtollError
+from atoll.base.units import format_bytes, format_seconds
 from atoll.calibration.site_fit import fit_single_run
 from atoll.tools.files.logs import Log, read_run_log, steady_times
 from atoll.training.estimate import Estimate
@@ -19,15 +21,15 @@ from atoll.validation.kineto import read_trace
 
 def measured_run(
     estimate: Estimate, log_path: Path | None, trace_path: Path | None
-) -> tuple[MeasuredRun | None, str]:
-    """Return the measured steps, if any, and a note if the log has another batch."""
+) -> MeasuredRun | None:
+    """Return the measured steps, if any."""
     profile = read_trace(trace_path) if trace_path else ()
     if log_path is not None:
         log = read_run_log(log_path)
     elif profile:
         log = Log(str(trace_path), "PyTorch profiler", tuple(step.time_s for step in profile))
     else:
-        return None, ""
+        return None
     run = estimate.run
     times_s = log.step_times_s(run.global_batch, run.sequence, run.devices)
     steady_times_s = steady_times(times_s) if log_path is not None else times_s
@@ -35,13 +37,7 @@ def measured_run(
     slack = fit_single_run(run, estimate.layout, time_s, Path(log.file).name).slack
     peak = max(log.peaks, key=lambda peak: peak.peak_bytes, default=None)
     predicted_bytes = None if peak is None else _predicted_bytes(estimate, log, peak.rank)
-    batch_note = ""
-    if log.batch not in (None, run.global_batch):
-        batch_note = (
-            f"{log.file}: its steps are of {log.batch:,} sequences, the estimate's of "
-            f"{run.global_batch:,}: two different jobs are compared; add --batch {log.batch}"
-        )
-    measured = MeasuredRun(
+    return MeasuredRun(
         file=log.file,
         software=log.software,
         steps=len(steady_times_s),
@@ -56,8 +52,52 @@ def measured_run(
         memory_error=predicted_bytes / peak.peak_bytes - 1 if peak and predicted_bytes else None,
         slack=None if slack is None else (slack.value, slack.low, slack.high),
         parts=_parts(estimate, profile),
+        other_job=_other_job(estimate, log),
     )
-    return measured, batch_note
+
+
+def _other_job(estimate: Estimate, log: Log) -> str:
+    """Return what a log's run has that the estimate's has not, and the way out."""
+    run, layout = estimate.run, estimate.layout
+    asked = {"devices": run.devices, "batch": run.global_batch, "sequence": run.sequence}
+    values = asked | {n: getattr(layout, n) for n in ("tp", "pp", "cp", "microbatch")}
+    other = {n: value for n, value in log.job.items() if value != values[n]}
+    if not other:
+        return ""
+    theirs, ours = (
+        ", ".join(f"{name} {job[name]:,}" for name in other) for job in (log.job, values)
+    )
+    way = "give the log of this file"
+    if other.keys() <= asked.keys():
+        way = f"add {' '.join(f'--{name} {value}' for name, value in other.items())}"
+    return (
+        f"{log.file}: its run has {theirs}, the estimate {ours}: two different jobs are compared; "
+        f"{way}"
+    )
+
+
+def doubts(estimate: Estimate, measured: MeasuredRun) -> Iterator[str]:
+    """Yield where a measurement contradicts the estimate: it is of another job, ran though it is
+    estimated not to fit, or is twice as far from the estimate as the end of its 90 % interval.
+    """
+    if measured.other_job:
+        yield measured.other_job
+        return
+    way = "it may be of another run; if it is not, atoll calibrate fits estimates to your site"
+    if not estimate.fits:
+        yield f"{measured.file}: ran {measured.steps} steps, which are estimated not to fit; {way}"
+    for what, value, predicted, spread, show in (
+        ("step", measured.step_time_s, estimate.step.time_s, estimate.time_spread, format_seconds),
+        ("memory", measured.memory_bytes, measured.memory_predicted_bytes, estimate.memory_spread,
+         format_bytes),
+    ):  # fmt: skip
+        if value and predicted:
+            low, high = astuple(spread.interval(predicted))
+            if not low * low / predicted < value < high * high / predicted:
+                yield (
+                    f"{measured.file}: its {what} of {show(value)} lies far outside of {show(low)} "
+                    f"to {show(high)}; {way}"
+                )
 
 
 def measured_columns(measured: MeasuredRun) -> dict[str, Any]:

@@ -26,16 +26,18 @@ COPIED = (
     "clock_MHz", "loss", "params", "params_full", "trainable", "setup_s", "gpu", "error",
 )  # fmt: skip
 """Fields of a record that become cells as they are."""
+BACKENDS = {"pytorch_flash": "FLASH_ATTENTION", "cudnn_generated": "CUDNN_ATTENTION"}
+"""Back ends of torch's attention by what their kernels are called."""
 SOFTWARE = ("torch", "transformers", "torchtitan", "megatron-core", "driver")
 COLUMNS = (
     "id", "half", "tool", "mode", "model", "family", "config", "layers", "hidden", "heads",
     "kv_heads", "head_dim", "ffn", "vocab", "experts", "top_k", "world", "rank", "tp", "fsdp",
     "replicate", "pp", "pp_rank", "microbatches", "mbs", "seq", "weights", "compute", "reduce",
     "recompute", "reshard_after_forward", "compiled", "optimizer", "clip", "lora_rank",
-    "lora_targets", "adapter_dtype", "attn", "experts_implementation", "limit_bytes", "step_ms",
-    "spread", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms", "kernels", "kernel_ms",
-    *(f"k_{name}_ms" for name in KERNEL_CLASSES), "stand_in_ms", "stand_in_copies", *COPIED,
-    *SOFTWARE,
+    "lora_targets", "adapter_dtype", "attn", "backend", "experts_implementation", "limit_bytes",
+    "step_ms", "spread", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms", "kernels",
+    "kernel_ms", *(f"k_{name}_ms" for name in KERNEL_CLASSES), "stand_in_ms", "stand_in_copies",
+    *COPIED, *SOFTWARE,
 )  # fmt: skip
 
 
@@ -107,8 +109,8 @@ def _mode(job: RankJob) -> str:
 
 
 def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dict[str, Any]:
-    """Return the milliseconds of kernels by class; all kernels of clipping and of the update count
-    as the optimizer's, and no others.
+    """Return the milliseconds of kernels by class, and attention's back end. All kernels of
+    clipping and of the update count as the optimizer's, and no others.
     """
     if not phases:
         return {}
@@ -129,7 +131,9 @@ def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dic
             launches += count
     cells = {f"k_{name}_ms": round(times_ms[name], 3) for name in KERNEL_CLASSES}
     stand_in_ms = times_ms.pop("stand_in", 0.0)
+    names = " ".join(name for kernels in phases.values() for _, _, name in kernels)
     return cells | {
+        "backend": next((end for word, end in BACKENDS.items() if word in names), ""),
         "kernels": launches,
         "kernel_ms": round(sum(times_ms.values()), 3),
         "stand_in_ms": round(stand_in_ms, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
 def print_result(result: SearchResult, explain: bool = False) -> None:
     """Print the best chip, and the comparisons that were asked for."""
-    following = "--out DIR keeps the run for atoll report, serve and plan --device DIR/chip.yaml"
+    following = "--out DIR keeps the run for atoll explain and report, and DIR/chip.yaml for plan"
     if (folder := result.kept) is not None:
         plan = f"atoll plan --device {folder}/chip.yaml plans runs on the chip"
-        following = f"atoll report {folder} draws it, {plan}"
+        following = f"atoll explain {folder} says why, atoll report {folder} draws it, {plan}"
     print_answer(result, following, partial(_print_details, result) if explain else None)
     for words in () if result.ahead is None else result.ahead.words():
         print_lines([("Next chip", words)])
@@ -148,7 +149,7 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
     from atoll.hardware.silicon.systolic import HBM_PARAMETERS
 
     rows, proof = front.designs, front.proven_within
-    words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
+    words = "among evaluated designs" if proof is None else f"proven within {_rounded_up(proof)}"
     size = counted(len(rows), "chip")
     print_lines([("Front", f"{size} of throughput against {against}, {words}")])
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
@@ -168,6 +169,11 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
         for row in rows[:: max(1, len(rows) // 12)]
     ]
     console.table(heads, cells, ())
+
+
+def _rounded_up(share: float) -> str:
+    """Return a share in percent, not less than it is."""
+    return f"{math.ceil(share * 1000.0 - 1e-6) / 10.0:g}%"
 
 
 _IN_FRONT = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")

@@ -301,6 +301,8 @@ def _print_check_details(result: Checked) -> None:
             f"\nMeasured: memory {run.memory_counts} {format_bytes(run.memory_bytes)}, predicted "
             f"{format_bytes(run.memory_predicted_bytes)} ({run.memory_error or 0:+.1%})"
         )
+        if run.memory_counts == "reserved":
+            console.print("  reserved: with blocks kept for reuse, which the run does not need")
     if run is not None and run.slack:
         value, low, high = run.slack
         console.print(

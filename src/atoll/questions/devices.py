@@ -51,8 +51,9 @@ class LengthQuestion(Question):
     """How long the whole run is, and what failures and checkpoints cost it."""
 
     tokens: Tokens | None = option(
-        'Tokens of the whole run, "1T": adds days, device-hours and energy.', RUN_LENGTH, None
-    )
+        'Tokens of the whole run, "1T" (powers of 1,000): adds days, device-hours and energy.',
+        RUN_LENGTH, None,
+    )  # fmt: skip
     price: Price | None = option('Dollars per device and hour, "2.5/h".', RUN_LENGTH, None)
     mtbf: Seconds | None = option(
         'Mean time between failures of one device, "50000 h".', RUN_LENGTH, None,
@@ -97,8 +98,9 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     devices: f.Devices
     batch: f.Batch
     batch_tokens: TokenCount | None = option(
-        'Tokens in a step instead of --batch, "4M": a multiple of the sequence.', TRAINED, None,
-        exclude=True,
+        'Tokens in a step instead of --batch, "4M" (powers of 1,024, as sequences are counted): a '
+        "multiple of the sequence.",
+        TRAINED, None, exclude=True,
     )  # fmt: skip
     sequence: f.Sequence = None
     network: f.DeviceNetwork = None

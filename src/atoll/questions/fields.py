@@ -84,7 +84,9 @@ PowerCap = Annotated[
 ]
 Seed = Annotated[NonNegative, option("Seed of random samples.", ADVANCED)]
 TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]
-Pareto = Annotated[bool, option("Also find the fronts against area, power and energy.", SEARCH)]
+Pareto = Annotated[
+    bool, option("Also find the fronts against area, power, cost and energy.", SEARCH)
+]
 Baselines = Annotated[bool, option("Compare the answer with known designs.", SEARCH)]
 Workers = Annotated[
     NonNegative | None,

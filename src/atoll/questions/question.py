@@ -84,7 +84,7 @@ class Question(FileModel):
         for name, path in values.items():
             info = type(self).model_fields[name]
             output = about(info, "writes", False) or about(info, "group") == OUTPUT
-            if not (output and isinstance(path, Path) and path.is_file()):
+            if not (output and isinstance(path, Path) and _exists(path) and path.is_file()):
                 continue
             for reader, candidate in values.items():
                 files = (v for v in _listed(candidate) if isinstance(v, str | Path) and _exists(v))

@@ -277,6 +277,11 @@ def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[TraceE
     clock = 0.0
     for entry in entries:
         work = entry.work or ((0, 0),) * len(entry.operators)
+        if len(work) != len(entry.operators):
+            raise AtollError(
+                f"{entry.layer} {entry.pass_}: {len(entry.operators)} operators, but work of "
+                f"{len(work)}; the answer is damaged, ask again"
+            )
         for (name, lane, start, seconds), (flops, moved) in zip(entry.operators, work, strict=True):
             if lane not in lanes:
                 lanes[lane] = len(lanes)

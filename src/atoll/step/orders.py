@@ -24,6 +24,8 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.errors import AtollError
+
 Codes = NDArray[np.integer[Any]]
 
 OrderName = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
@@ -119,7 +121,7 @@ def stage_codes(order: str, stage: int, stages: int, chunks: int, microbatches: 
     if order in WEIGHT_DELAY:
         return _zero_bubble_passes(order, stage, stages, microbatches)
     if order not in FUSED:
-        raise ValueError(f"pipeline order {order} has no passes")
+        raise AtollError(f"pipeline order {order}: there is no such order")
     return _fused(order, stage, stages, chunks, microbatches)
 
 

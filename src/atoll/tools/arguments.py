@@ -42,6 +42,10 @@ class ArgumentNames(FileModel):
     not_modelled: dict[str, str] = Field(default_factory=dict)
     """Names that change time or memory in a way that is not priced, and what they do."""
     plain: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()
+    """Names that go with a layout, beside those that describe it: another layout drops them."""
+    tokens: tuple[str, ...] = ()
+    """Names of the tokenizer, which stays with another layout."""
     about_switches: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
@@ -123,6 +127,8 @@ class Launch:
     """Optimizer steps of the run."""
     arguments: ArgumentAccount
     notes: tuple[str, ...] = ()
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that no layout changes, as the file spells them: its tool takes them again."""
 
 
 @dataclass
@@ -249,6 +255,13 @@ class LaunchArguments:
     def _unused(self) -> list[str]:
         listed = (self.used, self.ignored, self.not_modelled)
         return [name for name in self.values if not any(name in part for part in listed)]
+
+    def carried(self, described: Iterable[str], names: ArgumentNames) -> dict[str, Any]:
+        """Return the arguments that no layout changes: not those `described` by run and layout."""
+        bound, tokens = (re.compile("|".join(map(translate, part)) or "(?!)")
+                         for part in (names.layout, names.tokens))  # fmt: skip
+        return {name: True if value is None else value for name, value in self.values.items()
+                if tokens.match(name) or not (name in described or bound.match(name))}  # fmt: skip
 
     def account(self) -> ArgumentAccount:
         unknown = {name: self._written(name) for name in self._unused()}

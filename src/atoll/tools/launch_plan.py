@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pprint import pformat
 from string import Template
@@ -18,6 +18,8 @@ from atoll.workload.families.model_config import ModelConfig
 
 Settings = dict[str, Any]
 """Fields of a tool's configuration by the tool's names."""
+ADDRESS = "${MASTER_ADDR:?set it to the address of node 0}"
+"""Address of the first node, or the shell's error."""
 TRIAL_STEPS = 20
 """Steps of a run whose length is not given."""
 
@@ -51,6 +53,10 @@ class LaunchPlan:
     """Optimizer steps."""
     versions: str = ""
     """Releases of the tool for which its file is written."""
+    carried: Settings = field(default_factory=dict)
+    """Arguments of the user's own file of the tool, which no layout changes."""
+    source: str = ""
+    """Name of that file."""
 
     @property
     def microbatches(self) -> int:
@@ -63,7 +69,7 @@ class LaunchPlan:
             return f"torchrun --nproc-per-node {self.per_node}"
         return (
             f"torchrun --nnodes {self.nodes} --nproc-per-node {self.per_node} "
-            "--rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500"
+            f"--rdzv-backend c10d --rdzv-endpoint {ADDRESS}:29500"
         )
 
     def header(self, start: str, *more: str) -> str:
@@ -71,10 +77,18 @@ class LaunchPlan:
         Slurm runs a batch job on the first node.
         """
         job = f"export MASTER_ADDR=$(hostname); srun {start}"
+        if self.nodes > 1 and ADDRESS in start:
+            address = "export MASTER_ADDR=<address of node 0>"
+            start = f"On each of the {self.nodes} nodes: {address}; {start}"
+        elif self.nodes > 1:
+            values = "NODE_RANK=i MASTER_ADDR=<address of node 0>"
+            start = f"On node i of {self.nodes}, counted from 0: {values} {start}"
+        else:
+            start = f"Start: {start}"
         lines = (
             self.title,
             f"Written for {self.versions}.",
-            f"Start{' on every node' if self.nodes > 1 else ''}: {start}",
+            start,
             f"Under Slurm: sbatch --nodes {self.nodes} --ntasks-per-node 1 --gpus-per-node "
             f"{self.per_node} --exclusive --wrap {shlex.quote(job)}",
             *more,
@@ -134,6 +148,12 @@ def _stages(requested: Sequence[int] | None, layers: int, chunks: int) -> tuple[
             f"chunk, that sum up to the model's {layers} blocks"
         )
     return stages
+
+
+def trial_note(*variables: str) -> str:
+    """Return what a file trains until its user sets its variables."""
+    names = ", ".join(variables)
+    return f"As it is, the file trains on random tokens and saves nothing: set {names} at its top."
 
 
 def refuse(target: str, reason: str) -> AtollError:

@@ -98,6 +98,8 @@ class Stack:
     """Under FSDP, gradients of several microbatches are kept undivided and reduced once."""
     parallel_loss_bytes: float = 0.0
     """Further bytes per logit at the peak of a loss that is divided over tensor ranks."""
+    copies_sequences: bool = False
+    """Collectives over sequences copy their tensors, as torch's functional ones do."""
     loss_chunks: int = 1
     """Parts of a microbatch's tokens whose logits exist one after another."""
     loss_columns: int = 0

@@ -121,7 +121,7 @@ def run_from_question(
         headroom=question.headroom,
         length=_length(question),
         question=question,
-        arguments=launch.arguments if launch else None,
+        launch=launch,
     )
     return run if site is None else run.at(site)
 

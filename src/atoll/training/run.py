@@ -15,7 +15,7 @@ from atoll.hardware.physical.device_power import slowest_of
 from atoll.step.layout import Layout
 from atoll.step.length import RunLength
 from atoll.step.states import N, States
-from atoll.tools.arguments import ArgumentAccount
+from atoll.tools.arguments import ArgumentAccount, Launch
 from atoll.tools.registry import ANY_LAYOUT
 from atoll.tools.stack import COMPOSED_GELU, Stack
 from atoll.tools.tool import UNRESTRICTED, Tool
@@ -89,8 +89,8 @@ class Run:
     """Whether the network is the device's usual one because none was stated."""
     question: RunQuestion | None = field(default=None, compare=False, repr=False)
     """The question that the run comes from, if any."""
-    arguments: ArgumentAccount | None = field(default=None, compare=False, repr=False)
-    """Arguments of the launch file that the run comes from, if any."""
+    launch: Launch | None = field(default=None, compare=False, repr=False)
+    """Launch file that the run comes from, if any."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cut(self.devices))
@@ -111,6 +111,11 @@ class Run:
         """Return the run at a site."""
         stack, network = site.on_stack(self.stack), site.on_network(self.network)
         return replace(self, stack=stack, network=network, site=site)
+
+    @property
+    def arguments(self) -> ArgumentAccount | None:
+        """Arguments of the launch file, if there is one."""
+        return self.launch.arguments if self.launch else None
 
     @property
     def not_priced(self) -> tuple[str, ...]:

@@ -150,7 +150,7 @@ def _is_hf_rank(row: RunRow) -> bool:
 
 
 def _step_layout(row: RunRow) -> Layout:
-    words = {"": "none", "0": "none", "1": "full"}
+    words = {"": "none", "0": "none", "1": "full", "reentrant": "full"}
     recompute = row.text("recompute").removesuffix(".0")
     recompute = words.get(recompute, recompute)
     return Layout(microbatch=row.integer("micro_batch", 1), zero=0, recompute=recompute)

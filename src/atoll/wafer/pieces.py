@@ -108,7 +108,8 @@ class WaferPieces:
         return self._evaluated(mapping, faults.all_links(self.wafer))
 
     def _baseline(self, name: str) -> Any:
-        return _baseline_record(run_baseline(name, *self._problem, self.options.states.name))
+        optimizer, stop = self.options.states.name, self.planner.stop
+        return _baseline_record(run_baseline(name, *self._problem, optimizer, stop))
 
     def baseline(self, name: str) -> WaferBaseline | None:
         """Return the best mapping of a published method."""

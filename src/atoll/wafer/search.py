@@ -20,7 +20,7 @@ from itertools import chain
 from typing import Any
 
 from atoll.base.errors import InfeasibleError
-from atoll.base.stopping import StopCheck, StoppedError, never
+from atoll.base.stopping import StopCheck, StoppedError, check_stop, never
 from atoll.base.units import format_bytes
 from atoll.driver import Progress
 from atoll.fabric.mesh import Rectangle, snake
@@ -113,6 +113,7 @@ class WaferSearch:
             layers = make_block(self.model, microbatch, self.sequence).layers
             bound_s = cache(partial(self.bounds.equal_s, microbatch, cap_s=INFINITY))
             for width in range(1, columns + 1):
+                check_stop(self.planner.stop)
                 for height in range(1, rows + 1):
                     most_stages = min(layers, (columns // width) * (rows // height))
                     for stages in range(1, most_stages + 1):
@@ -229,6 +230,7 @@ class WaferSearch:
         none is below the limit.
         """
         while queue and queue[0].bound_s < limit:
+            check_stop(self.planner.stop)
             candidate = heapq.heappop(queue)
             sharper = self._sharper(candidate, limit)
             if sharper.bound_s <= candidate.bound_s * (1.0 + 1e-9):

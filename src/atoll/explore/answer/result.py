@@ -36,6 +36,7 @@ from atoll.hardware.silicon.chip import chip_template
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
+from atoll.training.uncertainty import error_fits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +88,7 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
     designs: Sequence[Record] = field(repr=False)
     """Every evaluated design as a flat record."""
     pareto: Mapping[str, FrontAnswer] = field(repr=False)
-    """Fronts of throughput against area, power and energy per token, where asked for."""
+    """Fronts of throughput by the name of their cost, where asked for."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
     stopped: str = ""
@@ -154,6 +155,19 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
             f"optimizer states; {'' if job.precision == 'bf16' else f'{job.precision} products; '}"
             f"{job.profile} profile, "
             f"{MIXED_PROCESS if process_nm is None else f'{process_nm:g} nm'}"
+        )
+
+    def _limit_words(self) -> str:
+        """Return how much of each limit the chip takes."""
+        best, scope = self.best, self.scope
+        limits = () if scope is None else (
+            ("power", best.peak_power_W, scope.max_power_W, "W"),
+            ("area", best.area_mm2, scope.max_area_mm2, "mm2"),
+        )  # fmt: skip
+        return "; ".join(
+            f"{name} {value:.0f} of {limit:,.4g} {unit}"
+            for name, value, limit, unit in limits
+            if limit
         )
 
     @property
@@ -263,7 +277,7 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
             >>> import atoll
             >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
             >>> [label for label, _ in result.summary()]
-            ['Chip', 'Run', 'Step', 'Memory', 'Confidence']
+            ['Chip', 'Limits', 'Run', 'Step', 'Memory', 'Confidence']
         """
         best, chip = self.best, self.best.accelerator
         figures = f"{best.area_mm2:.1f} mm2, {chip.peak_flops / 1e12:.0f} TFLOP/s"
@@ -271,8 +285,11 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
         cautions = (note for note in scope_notes if not note.startswith("layouts not tried"))
         lines = [("Note", words) for words in (*self.warnings, *self.ending_lines(), *cautions)]
         lines.append(("Chip", f"{chip.describe()}: {figures}, {best.peak_power_W:.0f} W at peak"))
+        if limits := self._limit_words():
+            lines.append(("Limits", limits))
+        spread = error_fits().memory.half_width
         for plan in best.plans:
-            lines += plan.summary(chip.hbm.capacity_bytes)
+            lines += plan.summary(chip.hbm.capacity_bytes, spread)
         if self.job.per is not None:
             lines.append(("Cost", self.price_words()))
         if self.robustness is not None:

@@ -140,7 +140,8 @@ def roofline_bounds(
     the step time, shape (chips, variants)."""
     distinct, number = distinct_rows(rates)
     pass_s = layer_rooflines(distinct, variants, setting, work)
-    least = np.split(pass_s.sum(axis=2).min(axis=0), variants.layer_ranges[1:-1])
+    both_s = pass_s[..., 0] + pass_s[..., 1]  # faster than a sum over an axis of two
+    least = np.split(both_s.min(axis=0), variants.layer_ranges[1:-1])
     hbm_Bps = float(rates[:, HBM].max())
     listed_layouts = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
     layouts = VariantLayoutBounds(variants, listed_layouts)

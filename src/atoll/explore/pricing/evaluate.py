@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.answers.design import PlacementAnswer
 from atoll.base.arrays import Floats, Ints
@@ -65,13 +67,18 @@ class PricedChips:
         work: OperatorWork | None = None,
         *,
         floors: bool = False,
+        nodes: tuple[Ints, Ints] | None = None,
     ) -> PricedChips:
-        """Price all operators on the chips; `floors` uses lower bounds for matrix products, which
-        need no search."""
+        """Price all operators on the chips, or those of `nodes`, which are pairs of a chip and a
+        variant; `floors` uses lower bounds for matrix products, which need no search."""
         wait_for_kernels("bounds")
         keys, profile = variants.passes.keys, setting.profile
         products = cost_model(chips, profile).floors if floors else None
-        costs = build_costs(keys, chips, setting.network, profile, products)
+        # Floors are as fast without a selection; a power limit takes the energy of all operators.
+        wanted = None
+        if nodes is not None and products is None and setting.limit is None:
+            wanted = _used_configs(chips, variants, *nodes)
+        costs = build_costs(keys, chips, setting.network, profile, products, wanted)
         operations = chips.stalls.operations or profile.vector_operations
         work = work or operator_work(keys, setting.network, operations)
         return PricedChips(chips, variants, setting, costs, work)
@@ -332,6 +339,22 @@ class PricedChips:
             middle = 0.5 * (low + high)
             low, high = (low, middle) if rules_out(middle) else (middle, high)
         return high
+
+
+def _used_configs(
+    chips: Chips, variants: Variants, node_chip: Ints, node_variant: Ints
+) -> NDArray[np.bool_]:
+    """Return on which tensor configurations the nodes run each operator, shape (operators,
+    configurations)."""
+    ranges, passes = variants.layer_ranges, variants.passes.arrays
+    by_variant = np.zeros((len(variants.variants), len(chips.tensor_configs)), np.bool_)
+    for config in chips.tensor_config[node_chip].T:
+        by_variant[node_variant[config >= 0], config[config >= 0]] = True
+    by_operator = np.zeros((len(variants.passes.keys), by_variant.shape[1]), np.bool_)
+    spans = pairwise(passes.ptr[2 * ranges].tolist())
+    for (start, stop), used in zip(spans, by_variant, strict=True):
+        by_operator[np.unique(passes.op[start:stop])] |= used
+    return by_operator
 
 
 def times_of(

@@ -22,7 +22,6 @@ from atoll.profile import Profile
 from atoll.questions import SearchQuestion
 from atoll.schedule.chip import RING_TURN, in_turns
 from atoll.schedule.series import series_begins
-from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT
 from atoll.training.operators.layers import spread_experts
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
@@ -112,14 +111,6 @@ class Variant:
         return np.array(
             [i for i, op in enumerate(priced) if not op.name.endswith(RING_TURN)], np.int64
         )
-
-    @property
-    def layout(self) -> Layout:
-        """Return a layout with the axes that the variant fixes."""
-        return Layout(
-            tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp,
-            microbatch=self.microbatch,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

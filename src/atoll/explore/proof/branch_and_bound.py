@@ -18,9 +18,11 @@ results are used in the order of a single process, so that the answer is the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +49,7 @@ from atoll.explore.proof.tasks import (
     ChipTask,
     Schedules,
     bound_chips,
+    linear_pass_s,
     place_node,
 )
 from atoll.explore.proof.trial import Rule, Trial, TrialPlacements, replayed, try_chip
@@ -79,17 +82,41 @@ class SearchOutcome:
         return relative_gap(self.score, self.bound)
 
 
-_SHOWN = {"front": "front", "near": "plateau"}
+_SHOWN = {"front": "front", "rivals": "front", "near": "plateau"}
+_TINY = 1e-300
+
+
+class Rivals(Protocol):
+    """The designs that chips compete with instead of the incumbent."""
+
+    def to_beat(self, chips: Ints) -> Floats:
+        """Return the score that each chip has to beat."""
+
+    def add(self, chip: int, score: float) -> None:
+        """Make an evaluated chip a rival of others."""
+
+
+@dataclass(frozen=True)
+class _SameScore:
+    """One score to beat for all chips."""
+
+    score: float
+
+    def to_beat(self, chips: Ints) -> Floats:
+        return np.full(len(chips), self.score)
+
+    def add(self, chip: int, score: float) -> None: ...
 
 
 @dataclass
 class _BatchMode:
-    """Whether chips compete with the incumbent, or are all evaluated."""
+    """What chips compete with: the incumbent or rivals."""
 
     phase: str = "place"
     plans_only: bool = False
-    floor: float | None = None
-    """Score to beat instead of the incumbent's."""
+    rivals: Rivals | None = None
+    own_tolerance: float | None = None
+    """See `Trial.tolerance`."""
     waiting: Ints | None = None
     """Chips left in this phase, including those of the batch."""
 
@@ -169,24 +196,36 @@ class Search:
         evaluated, for the progress report.
         """
         waiting = order if waiting is None else waiting
-        self._batch_in_mode(order, _BatchMode("front", True, 0.0, waiting))
+        with self._mode(_BatchMode("front", True, _SameScore(0.0), waiting=waiting)):
+            self.batch(order)
         return np.array([self.evaluated_score(int(chip)) for chip in order])
 
     def evaluate_near(self, order: Ints, least: float) -> None:
         """Evaluate the chips whose bounds allow a score above `least`."""
-        self._batch_in_mode(order, _BatchMode("near", True, least, order))
+        with self._mode(_BatchMode("near", True, _SameScore(least), waiting=order)):
+            self.batch(order)
 
     def bound_near(self, order: Ints, least: float) -> None:
         """Evaluate as `evaluate_near`, and lower the bounds of chips that score at most `least`. A
         chip that scores more may become the incumbent.
         """
-        self._batch_in_mode(order, _BatchMode("near", False, least, order))
+        with self._mode(_BatchMode("near", False, _SameScore(least), waiting=order)):
+            self.batch(order)
 
-    def _batch_in_mode(self, order: Ints, mode: _BatchMode) -> None:
-        """Evaluate a batch in another mode than against the incumbent."""
+    @contextmanager
+    def against(self, rivals: Rivals, own_tolerance: float, waiting: Ints) -> Iterator[None]:
+        """Let chips compete with rivals instead of the incumbent, which stays. `waiting` are all
+        chips to be evaluated, for the progress report."""
+        with self._mode(_BatchMode("rivals", False, rivals, own_tolerance, waiting)):
+            yield
+
+    @contextmanager
+    def _mode(self, mode: _BatchMode) -> Iterator[None]:
         self.mode = mode
-        self.batch(order)
-        self.mode = _BatchMode()
+        try:
+            yield
+        finally:
+            self.mode = _BatchMode()
 
     def adopt(self, chip: int, plans: Mapping[int, EvaluatedPlan]) -> None:
         """Adopt better plans of another search for a chip; on record after a resumed search."""
@@ -241,16 +280,25 @@ class Search:
         return float(self.objective.scores(times)[0] / self.frontier.price[chip])
 
     def threshold(self) -> float:
-        if self.mode.floor is not None:
-            return self.mode.floor
         return self.score * (1.0 + self.tolerance)
+
+    def to_beat(self, chips: Ints) -> Floats:
+        """Return the score that each chip has to beat: of its rivals, or the incumbent's."""
+        if self.mode.rivals is not None:
+            return self.mode.rivals.to_beat(chips)
+        return np.full(len(chips), self.threshold())
+
+    def promise(self, chips: Ints) -> Floats:
+        """Return bounds relative to the scores to beat."""
+        return np.asarray(self.scores[chips] / np.maximum(self.to_beat(chips), _TINY))
 
     def cutoff_s(self, chips: Ints) -> Floats:
         """Return, for a single model, step times that would not improve the incumbent enough."""
         price = self.frontier.price
-        least = np.inf
-        if len(self.by_model) == 1 and self.mode.floor is not None:
-            least = self.objective.batches[0] / self.mode.floor if self.mode.floor else np.inf
+        least: float | Floats = np.inf
+        if len(self.by_model) == 1 and self.mode.rivals is not None:
+            with np.errstate(divide="ignore"):
+                least = self.objective.batches[0] / self.to_beat(chips)
         elif len(self.by_model) == 1 and self.best is not None:
             step_s = self.frontier.plans[self.best][0].step_time_s
             least = step_s * price[self.best] / (1.0 + self.tolerance)
@@ -283,7 +331,7 @@ class Search:
             self._set_row(int(chip), recorded[int(chip_id)], stage=1)
         self._bound(order[fresh], open_[fresh], nodes, record=number)
         if not self.stop():
-            self._place_chips(order[np.argsort(-self.scores[order], kind="stable")], nodes)
+            self._place_chips(order[np.argsort(-self.promise(order), kind="stable")], nodes)
 
     def _open(self, order: Ints) -> NDArray[np.bool_]:
         """Return which (chip, variant) pairs could still be part of a better design."""
@@ -306,9 +354,11 @@ class Search:
             local_rows = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
-            threshold = self.threshold() * frontier.price[piece]
+            threshold = self.to_beat(piece) * frontier.price[piece]
             limits = threshold, self.cutoff_s(piece) * (1.0 + ROUNDING)
-            return TaskCall(bound_chips, (chips, rows, open_[local_rows], *limits), tag=piece)
+            keep_prices = self.mode.own_tolerance is not None
+            arguments = chips, rows, open_[local_rows], *limits, keep_prices
+            return TaskCall(bound_chips, arguments, tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
         for done, bounded in self.crew.results(call(piece) for piece in pieces):
@@ -332,7 +382,7 @@ class Search:
                 left[design[chip]] -= 1
                 if not left[design[chip]]:
                     del left[design[chip]]
-            if self.scores[chip] <= self.threshold():
+            if not self._may_win(chip):
                 continue
             key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
             stored = self.journal.evaluation(key)
@@ -355,11 +405,17 @@ class Search:
 
     def _worth_placing(self, chip: int) -> bool:
         key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
-        return bool(self.scores[chip] > self.threshold()) and self.journal.evaluation(key) is None
+        return self._may_win(chip) and self.journal.evaluation(key) is None
+
+    def _may_win(self, chip: int) -> bool:
+        return bool(self.scores[chip] > self.to_beat(np.array([chip]))[0])
 
     def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
         plans = self.frontier.plans.get(chip, {})
-        score = self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance)
+        score, own_tolerance = self.score, self.mode.own_tolerance
+        if self.mode.rivals is not None:
+            slack = 1.0 + (self.tolerance if own_tolerance is None else own_tolerance)
+            score = float(self.to_beat(np.array([chip]))[0]) / slack
         trial = Trial(
             chip_name(self.frontier.chips, chip),
             self.frontier.lower_s[chip],
@@ -367,16 +423,20 @@ class Search:
             score * float(self.frontier.price[chip]),
             float(self.cutoff_s(np.array([chip]))[0]),
             self.mode.plans_only,
+            own_tolerance,
         )
         return ChipTask(nodes[chip], trial)
 
     def _placed(self, chip: int, nodes: ChipNodes, placed: TrialPlacements) -> ChipEvaluation:
         plans = dict(self.frontier.plans.get(chip, {}))
+        effort: Effort
         for model, (v, division) in placed.divisions.items():
             node = nodes.position(v)
             traffic = float(nodes.hbm_bytes[node]), float(nodes.glb_bytes[node])
-            pass_s = nodes.upper_s[node]
-            plans[model] = self.evaluated_plan(chip, v, division, pass_s, traffic, "quick")
+            pass_s, effort = nodes.upper_s[node], "quick"
+            if self.mode.own_tolerance is not None:
+                pass_s, effort = linear_pass_s(self.context, nodes, v)[1], "linear"
+            plans[model] = self.evaluated_plan(chip, v, division, pass_s, traffic, effort)
         return ChipEvaluation(placed.lower_s, plans)
 
     def evaluated_plan(
@@ -421,7 +481,9 @@ class Search:
         """Apply an evaluation, new or on record."""
         self._set_row(chip, evaluation.lower_s, stage=2)
         self.frontier.plans[chip] = dict(evaluation.plans)
-        if not self.mode.plans_only:
+        if self.mode.phase == "rivals" and self.mode.rivals is not None:
+            self.mode.rivals.add(chip, self.evaluated_score(chip))
+        elif not self.mode.plans_only:
             self.accept(chip, self.evaluated_score(chip))
 
     def _set_row(self, chip: int, row: Floats, stage: int) -> None:

@@ -77,11 +77,12 @@ def _peak_bound(search: Search) -> float:
     work = replace(context.work, bytes=nothing, link_s=nothing, starts=nothing)
     rates, row = distinct_rows(chip_rates(search.frontier.chips))
     numbers = np.array([chosen[model] for model in range(len(chosen))])
-    pass_s = layer_rooflines(rates, variants, setting, work, numbers).sum(axis=2)
+    pass_s = layer_rooflines(rates, variants, setting, work, numbers)
     step_s = np.empty((len(rates), len(chosen)))
     for model, number in chosen.items():
         variant = variants.variants[number]
-        layers_s = pass_s[:, variant.first_layer : variant.first_layer + variant.layers]
+        layers = slice(variant.first_layer, variant.first_layer + variant.layers)
+        layers_s = pass_s[:, layers].sum(axis=2)
         microbatch_s = layers_s @ np.array(variant.facts.repeats, dtype=np.float64)
         step_s[:, model] = microbatch_s * variant.microbatches / setting.devices
     scores = search.objective.scores(step_s)[row] / search.frontier.price

@@ -123,10 +123,12 @@ def tighten(search: Search, until: float) -> None:
     sent: dict[EvaluationKey, TaskCall] = {}
     while search.score > 0.0 and len(search.scores) and not search.stop():
         search.crew.executor.consider()
-        chip = int(np.argmax(search.scores))
-        if search.scores[chip] <= max(search.threshold(), until):
+        every = np.arange(len(search.scores))
+        to_beat = search.to_beat(every)
+        chip = int(np.argmax(search.promise(every)))
+        if search.scores[chip] <= max(to_beat[chip], until):
             break
-        left = search.scores > search.threshold()
+        left = search.scores > to_beat
         search.report("tightening", search.designs_of(left))
         target = _loosest(search, chip)
         if target is None:

@@ -7,7 +7,7 @@ arguments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -44,6 +44,24 @@ class SearchContext:
     stop: Stop
 
 
+@dataclass(eq=False)
+class PricedNodes:
+    """A chip with its variants that are still open, to solve their schedules with more effort."""
+
+    chips: Chips
+    chip: int
+    """The chip's position in `chips`."""
+    variants: Ints
+    priced: PricedChips | None = None
+    """Prices of all the chips; None in another process than the one that computed them."""
+    pass_s: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    """By variant, bounds on its passes from schedules solved with linear effort."""
+
+    def __getstate__(self) -> dict[str, object]:
+        single = self.chips.subset(np.array([self.chip]))
+        return {"chips": single, "chip": 0, "variants": self.variants, "priced": None, "pass_s": {}}
+
+
 @dataclass(frozen=True, eq=False)
 class ChipNodes:
     """A chip with the variants that could still be part of a better design."""
@@ -56,6 +74,8 @@ class ChipNodes:
     forward_s: Floats  # (nodes, operators of the blocks' forward passes)
     hbm_bytes: Floats  # (nodes,): per microbatch on a device
     glb_bytes: Floats
+    priced: PricedNodes | None = None
+    """Where schedules may be solved with more effort."""
 
     def position(self, variant: int) -> int:
         return int(np.flatnonzero(self.variant == variant)[0])
@@ -93,6 +113,7 @@ def bound_chips(
     open_: NDArray[np.bool_],
     threshold: Floats,
     cutoff_s: Floats,
+    keep_prices: bool = False,
 ) -> BoundedChips:
     """Compute operator costs and schedule bounds of the open nodes, cheap ones first, each only for
     nodes still open. A chip must score above its threshold (before its price); with one model its
@@ -138,6 +159,9 @@ def bound_chips(
             forward[span],
             hbm[span],
             glb[span],
+            PricedNodes(priced.chips, int(nodes.chip[span.start]), nodes.numbers, priced)
+            if keep_prices
+            else None,
         )
     return BoundedChips(rows, nodes_by_chip)
 
@@ -150,6 +174,8 @@ class _Nodes:
     repeats: Floats
     chip: Ints
     variant: Ints
+    numbers: Ints
+    """Numbers of the priced variants among all."""
 
     @staticmethod
     def of(
@@ -161,8 +187,11 @@ class _Nodes:
             np.unique(axis, return_inverse=True) for axis in (chip, variant)
         )
         variants, work, repeats = _subset(context, tuple(part.tolist()))
-        priced = PricedChips.of(chips.subset(used), variants, context.setting, work, floors=floors)
-        return _Nodes(priced, repeats, chip, variant)
+        priced = PricedChips.of(
+            chips.subset(used), variants, context.setting, work, floors=floors,
+            nodes=(chip, variant),
+        )  # fmt: skip
+        return _Nodes(priced, repeats, chip, variant, part)
 
     def subset(self, chosen: NDArray[np.bool_]) -> _Nodes:
         return replace(self, chip=self.chip[chosen], variant=self.variant[chosen])
@@ -202,12 +231,30 @@ def place_node(
     """Return the fastest placement below the limit, with the node's lower or upper times."""
     position = nodes.position(variant)
     chosen = context.variants.variants[variant]
-    lower_s, upper_s = nodes.lower_s[position], nodes.upper_s[position]
-    pass_s, most_s = (lower_s, upper_s) if kind == "lower" else (upper_s, None)
+    if kind.startswith("linear"):
+        lower_s, upper_s = linear_pass_s(context, nodes, variant)
+    else:
+        lower_s, upper_s = nodes.lower_s[position], nodes.upper_s[position]
+    pass_s, most_s = (lower_s, upper_s) if kind.endswith("lower") else (upper_s, None)
     forward_s = nodes.forward_s[position, : chosen.facts.operator_count]
     times = times_of(chosen, pass_s, forward_s, most_s)
     problem = context.setting.problem(chosen, nodes.memory_bytes, nodes.hbm_Bps)
     return context.setting.place(problem, times, limit)
+
+
+def linear_pass_s(context: SearchContext, nodes: ChipNodes, variant: int) -> tuple[Floats, Floats]:
+    """Return bounds on a node's passes from schedules solved with linear effort."""
+    of = nodes.priced
+    assert of is not None
+    if of.priced is None:
+        variants, work, _ = _subset(context, tuple(of.variants.tolist()))
+        of.priced = PricedChips.of(of.chips, variants, context.setting, work)
+    if variant not in of.pass_s:
+        node = of.priced.variants.variants[int(np.searchsorted(of.variants, variant))]
+        schedules = of.priced.schedules(of.chip, node, "linear", context.rule.tolerance / 4.0)
+        passes = [schedule for pair in schedules for schedule in pair]
+        of.pass_s[variant] = of.priced.pass_bounds(of.chip, node, passes)
+    return of.pass_s[variant]
 
 
 Schedules = list[tuple[Schedule, Schedule]]

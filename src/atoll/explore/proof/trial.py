@@ -24,7 +24,8 @@ from atoll.hardware.space import DesignSpace
 from atoll.placement.chain import Division
 
 SolvedPlacements = dict[tuple[str, int], tuple[float, Division | None]]
-"""By ("lower" or "upper" times, variant): limit, fastest placement below it."""
+"""By (kind of times, variant): limit, fastest placement below it. Kinds are "lower" and "upper"
+bounds on the passes from quick schedules, "linear lower" and "linear upper" from better ones."""
 
 
 SolvePlacement = Callable[[str, int, float], Division | None]
@@ -75,6 +76,9 @@ class Trial:
     """With one model: the step time that must be beaten."""
     plans_only: bool = False
     """Solve plans only, not bounds, whatever the incumbent is."""
+    tolerance: float | None = None
+    """For plans near the optimum of the chip itself, from schedules solved with linear effort:
+    how far they may be from it. None: the tolerance of the search, with quick schedules."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,19 +96,31 @@ def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> Trial
     best_s = dict(trial.best_step_s)
     divisions: dict[int, tuple[int, Division]] = {}
     cutoff, score = trial.cutoff_s, trial.score
-    slack = 1.0 + rule.tolerance
+    linear = trial.tolerance is not None
+    kinds = _bounding_kinds(trial)
+    slack = 1.0 + (rule.tolerance if trial.tolerance is None else trial.tolerance)
     for model, variants in enumerate(rule.by_model):
         for variant in variants[np.argsort(lower_s[variants], kind="stable")].tolist():
-            limit = min(cutoff, best_s.get(model, np.inf) / slack)
+            own_limit = best_s.get(model, np.inf) / slack
+            limit = min(cutoff, own_limit)
             if lower_s[variant] >= limit:
                 break
-            if not trial.plans_only:
-                least = solve_placement("lower", variant, limit)
+            least: Division | None = None
+            for kind in kinds:
+                least = solve_placement(kind, variant, limit)
                 bound_s = limit if least is None else least.step_time_s
                 lower_s[variant] = max(lower_s[variant], bound_s)
                 if least is None:
-                    continue
-            most = solve_placement("upper", variant, limit)
+                    break
+                if linear:  # quick schedules are not enough for this chip
+                    kinds = ("linear lower",)
+            if least is None and not trial.plans_only:
+                continue
+            most = (
+                solve_placement("linear upper", variant, own_limit)
+                if linear
+                else solve_placement("upper", variant, limit)
+            )
             if most is None:
                 continue
             check_step(lower_s[variant], most.step_time_s, trial.chip, rule.names[variant])
@@ -118,6 +134,13 @@ def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> Trial
         if rule.scores(lower_s[None, :])[0] <= score * slack:
             break
     return TrialPlacements(lower_s, divisions)
+
+
+def _bounding_kinds(trial: Trial) -> tuple[str, ...]:
+    """Return the placements whose step times bound a node's, in rising order of cost."""
+    if trial.plans_only:
+        return ()
+    return ("lower",) if trial.tolerance is None else ("lower", "linear lower")
 
 
 def replayed(recorded: SolvedPlacements, solve_placement: SolvePlacement) -> SolvePlacement:

@@ -187,7 +187,7 @@ export function spaceView({ space: packed, baselines, score: best, unit, pareto 
     packed.note ? h("p", { class: "muted" }, packed.note) : null,
     filters.element, count, h("div", { class: "pair" }, scatter.canvas, detail),
     legend([...STATES.map((words, k) => [tone(COLOURS[k]), words]).filter((_, k) => held.has(k)),
-      [tone("orange"), `front of evaluated designs${proven ? `, proven within ${percent(proven, 0)} against area` : ""}`, "line"],
+      [tone("orange"), `front of evaluated designs${proven ? `, proven within ${percent(proven, 1)}` : ""}`, "line"],
       ...(baselines.some((b) => b.score) ? [[tone("vermilion"), "baselines (▲ where the chip is known)", "line"]] : [])]));
   filters.element.addEventListener("input", refilter);
   refilter();

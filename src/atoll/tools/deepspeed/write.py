@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from atoll.answers.layout import LaunchFile
 from atoll.tools.hugging_face import model_contents
-from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal
+from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal, trial_note
 
 TARGET = "deepspeed"
 FILE = "train.py"
@@ -22,8 +22,7 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
     check(TARGET, _refusals(plan))
     layout = plan.layout
     notes = [
-        "The script trains random weights on random tokens; set WEIGHTS to a model's folder or "
-        "name, and put your data into batches().",
+        trial_note("WEIGHTS", "DATA", "LR", "SAVE"),
     ]
     values: Settings = {
         "train_batch_size": plan.global_batch,

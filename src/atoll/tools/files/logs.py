@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -39,6 +39,18 @@ BATCH = re.compile(
     r"[\"=:.\s]+([0-9]{1,12})"
 )
 CONSUMED = re.compile(rf"\bconsumed[ _]samples[\"=:]+{COUNT}")
+JOB = {
+    name: re.compile(rf"(?:(?<![A-Za-z_-])|(?<=--)){words}[\"':=.\s]+([0-9]{{1,9}})\b")
+    for name, words in {
+        "devices": "world[-_ ]size",
+        "tp": "tensor[-_](?:model[-_])?parallel[-_ ]size",
+        "pp": "pipeline[-_](?:model[-_])?parallel[-_ ]size",
+        "cp": "context[-_]parallel[-_ ]size",
+        "microbatch": "micro[-_ ]batch[-_ ]size",
+        "sequence": "seq[-_]length",
+    }.items()
+}
+"""Patterns of a run's layout, which logs print before their steps."""
 RANK = re.compile(r"^\s*([0-9]{1,9}):|\[(?:rank|default)\s*([0-9]{1,9})\]", re.IGNORECASE)
 """Prefix of a line of one of several processes: `srun --label`, PyTorch, torchrun."""
 
@@ -108,8 +120,9 @@ class Log:
     counts: str = ""
     """What a peak counts: allocated or reserved."""
     stage: str = "first"
-    batch: int | None = None
-    """Sequences per step; if they change, those of the last step, and only its steps are listed."""
+    job: Mapping[str, int] = field(default_factory=dict)
+    """Fields of `JOB` that it says, and as `batch` sequences per step; if these change, those of
+    the last step, and only its steps are listed."""
 
     def step_times_s(self, batch: int, sequence: int, devices: int) -> tuple[float, ...]:
         """Return the times of its steps, computed from rates if it has no times."""
@@ -159,13 +172,17 @@ def read_run_log(path: Path) -> Log:
     """Read the steps of a log (plain or .gz) in the format that matches most lines."""
     patterns = [_patterns(log_format) for log_format in FORMATS]
     lines_by_format = [_Lines() for _ in FORMATS]
-    batch = None
+    batch, job, started = None, dict[str, int](), False
     for line in _lines(path):
+        if not started and ("size" in line or "seq" in line):
+            matches = {name: pattern.search(line) for name, pattern in JOB.items()}
+            job = {name: int(match[1]) for name, match in matches.items() if match} | job
         if "batch" in line and (batch_match := BATCH.search(line)):
             batch = int(batch_match[1])
         for k, (step, memory, rank) in enumerate(patterns):
             if value := step.value(line):
                 lines_by_format[k].add(line, value)
+                started = True
             if memory and (value := memory.value(line)):
                 rank_match = rank.search(line)
                 rank_number = int(rank_match[1]) if rank_match else None
@@ -194,7 +211,7 @@ def read_run_log(path: Path) -> Log:
         peaks=peaks,
         counts=log_format.counts if peaks else "",
         stage=log_format.stage,
-        batch=batch,
+        job=job | ({} if batch is None else {"batch": batch}),
         **{quantity: values},
     )
 

@@ -9,30 +9,40 @@ import yaml
 
 from atoll.answers.layout import LaunchFile
 from atoll.tools.hugging_face import adapter_targets, hub_name, model_contents, trainer_values
-from atoll.tools.launch_plan import LaunchPlan, Settings
+from atoll.tools.launch_plan import TRIAL_STEPS, LaunchPlan, Settings
 
 TARGET = "llama-factory"
 FILE = "llama_factory.yaml"
 TEMPLATES = {"llama3": "llama3", "llama2": "llama2", "qwen3": "qwen3", "qwen2": "qwen",
              "mistral": "mistral", "mixtral": "mistral", "gemma": "gemma"}  # fmt: skip
 """Templates of chats by the beginning of a model's name."""
+DEFAULTS = ("learning_rate", "optim", "logging_steps", "save_strategy", "report_to")
+"""Arguments of the Trainer that no layout changes."""
+ADVICE = (
+    "Set the first lines: dataset is an entry of data/dataset_info.json; with save_strategy steps, "
+    "output_dir gets a checkpoint every save_steps steps."
+)
 
 
 def llama_factory(plan: LaunchPlan) -> LaunchFile:
     layout, name = plan.layout, plan.model.name
     model_contents(plan, TARGET)  # refuse what is no causal language model
-    values: Settings = {
+    trainer = trainer_values(plan)
+    chosen: Settings = {
         "model_name_or_path": hub_name(plan.model),
-        "stage": "sft",
-        "do_train": True,
-        "finetuning_type": "full",
         "template": next((t for n, t in TEMPLATES.items() if name.startswith(n)), "default"),
         "dataset": "alpaca_en_demo",
-        "cutoff_len": plan.sequence,
         "packing": True,
         "flash_attn": "sdpa",
         "output_dir": "output",
-        **trainer_values(plan),
+        **{name: trainer.pop(name) for name in DEFAULTS},
+    }
+    values: Settings = {
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "full",
+        "cutoff_len": plan.sequence,
+        **trainer,
         "disable_gradient_checkpointing": layout.recompute == "none",
     }
     if plan.adapters is not None:
@@ -47,10 +57,11 @@ def llama_factory(plan: LaunchPlan) -> LaunchFile:
         }
     one_node = f"env FORCE_TORCHRUN=1 NPROC_PER_NODE={plan.per_node} llamafactory-cli train"
     several = f"{plan.torchrun} -m llamafactory.launcher"
+    if "num_train_epochs" in plan.carried and plan.steps == TRIAL_STEPS:
+        del values["max_steps"]
     header = plan.header(f"{one_node if plan.nodes == 1 else several} {FILE}")
-    text = f"{header}\n{yaml.safe_dump(values, sort_keys=False)}"
-    notes = (
-        "Data, template and learning rate are yours: dataset names an entry of "
-        "data/dataset_info.json.",
-    )
-    return LaunchFile(target=TARGET, file=FILE, text=text, notes=notes)
+    chosen = dict(plan.carried) or chosen
+    values = {name: value for name, value in values.items() if name not in chosen}
+    first, then = (yaml.safe_dump(part, sort_keys=False) for part in (chosen, values))
+    text = f"{header}\n# {ADVICE}\n{first}# Run and layout:\n{then}"
+    return LaunchFile(target=TARGET, file=FILE, text=text, notes=() if plan.carried else (ADVICE,))

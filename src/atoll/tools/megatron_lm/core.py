@@ -19,14 +19,22 @@ def check_core(plan: LaunchPlan, target: str) -> None:
     layout = plan.layout
     if plan.model.experts and layout.tp > 1 and not layout.sp:
         raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
-    # megatron/training/arguments.py of 0.17.1, line 1224: "Try not to using them together since
-    # they require different CUDA_MAX_CONNECTIONS settings for best performance."
-    if layout.zero >= 2 and (layout.tp > 1 or layout.cp > 1):
-        raise refuse(
-            target,
-            f"it warns against Megatron-FSDP (zero {layout.zero}) with tensor or context "
-            "parallelism; set zero 1, or tp and cp 1",
-        )
+    if warning := fsdp_warning(layout.zero, layout.tp * layout.cp):
+        raise refuse(target, warning)
+
+
+def fsdp_warning(zero: int, width: int) -> str:
+    """Return megatron-core's warning against FSDP with tensor or context parallelism, if any.
+
+    megatron/training/arguments.py of 0.17.1, line 1224: "Try not to using them together since they
+    require different CUDA_MAX_CONNECTIONS settings for best performance."
+    """
+    if zero < 2 or width == 1:
+        return ""
+    return (
+        f"it warns against Megatron-FSDP (zero {zero}) with tensor or context parallelism; set "
+        "zero 1, or tp and cp 1"
+    )
 
 
 def parallel_values(plan: LaunchPlan, target: str) -> Settings:

@@ -16,6 +16,7 @@ from atoll.step.layout import FULL_BLOCKS, HOST
 from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
 from atoll.tools.files.shell import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
+from atoll.tools.megatron_lm.core import fsdp_warning
 from atoll.tools.megatron_lm.read_model import build_model
 
 NAMES = load_names("megatron_lm")
@@ -41,12 +42,16 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     launcher, program = named_arguments(words[:at]), named_arguments(words[at + 1 :])
     args = LaunchArguments(file, program, UNKNOWN, user.vocab, script.unset)
     launch = build_launch(args, _process_count(launcher))
+    stated = (word.partition("=")[0] for word in words[at + 1 :] if word.startswith("-"))
+    spelled = {word.lstrip("-").replace("-", "_"): word for word in stated}
     # Of the launcher's arguments only the number of processes affects a step.
     counts = {n: str(launcher[n]) for n in WORLD if launcher.get(n)}
     ignored = {n: str(v or "") for n, v in launcher.items() if n not in counts and n not in program}
     account = launch.arguments
     notes = (f"starts training {len(earlier) + 1} times; the last is read",) if earlier else ()
-    return replace(launch, notes=(*script.notes, *notes), arguments=replace(
+    carried = {spelled[name]: value for name, value in launch.carried.items()}
+    notes = (*script.notes, *launch.notes, *notes)
+    return replace(launch, notes=notes, carried=carried, arguments=replace(
         account, used={**counts, **account.used},
         without_effect={n: v.replace(UNKNOWN, "?") for n, v in ignored.items()}
         | dict(account.without_effect),
@@ -115,8 +120,9 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
         "sequence": args.count("seq_length", "encoder_seq_length") or model.max_sequence,
         **layout_fields(args, model.layers),
         **_precision(args),
-        **software_fields(args),
     }
+    described = {*args.used, "train_iters", "world_size"}
+    fields |= software_fields(args)
     if devices is not None:
         fields["devices"] = devices
     ranks = fields["tp"] * fields["pp"] * fields["cp"]
@@ -128,10 +134,15 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
         batch = fields["microbatch"] * max(1, devices // ranks)
     if batch is not None:
         fields["batch"] = batch
-    steps = args.count("train_iters")
+    steps, samples = args.count("train_iters"), args.count("train_samples")
+    if samples and batch:
+        steps = -(-samples // batch)
     args.ignore((*NAMES.without_effect, *NAMES.as_priced))
     args.doubt(NAMES.not_modelled)
-    return Launch(args.file, "megatron-lm", model, fields, steps, args.account())
+    warning = fsdp_warning(fields["zero"], fields["tp"] * fields["cp"])
+    notes = (f"megatron-core runs this layout, but {warning}",) if warning else ()
+    carried, account = args.carried(described, NAMES), args.account()
+    return Launch(args.file, "megatron-lm", model, fields, steps, account, notes, carried)
 
 
 def _last_batch(args: LaunchArguments) -> int | None:

@@ -6,10 +6,13 @@ releases that carry it are 0.17); the tests give every script to that parser.
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping
 
 from atoll.answers.layout import LaunchFile
-from atoll.tools.launch_plan import LaunchPlan, Settings
+from atoll.files.yamlfile import shipped_table
+from atoll.tools.launch_plan import ADDRESS, LaunchPlan, Settings, trial_note
 from atoll.tools.megatron_lm.core import (
     connections,
     microbatch_group,
@@ -30,6 +33,9 @@ NARROW_RECIPES: dict[str, Settings] = {
     "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
 }
 """Formats and scaling of products in fewer bits than the weights."""
+CARRIED = "RUN"
+SAMPLES = '--train-samples "$((TRAIN_ITERS * {batch}))"'
+VARIABLES: dict[str, dict[str, str]] = shipped_table("atoll.tools.megatron_lm", "variables.yaml")
 
 
 def megatron(plan: LaunchPlan) -> LaunchFile:
@@ -46,18 +52,28 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
         "MEMORY": recompute_values(plan),
         "PRECISION": _precision(plan, notes),
     }
-    notes = [
-        "Data, tokenizer and learning rate are yours: DATA, TOKENIZER and LR in the environment; "
-        f"without them {plan.steps:,} steps run on mock data.",
-        *(
-            ["Weights are random unless the script is given --load FOLDER --finetune."]
-            if plan.method == "sft"
-            else []
-        ),
-        *notes,
-    ]
+    written = {field for values in groups.values() for field in values}
+    carried = {n: value for n, value in plan.carried.items() if _field(n) not in written}
+    fields = {*map(_field, carried)}
+    variables = {
+        name: row
+        for name, row in VARIABLES.items()
+        if not any(re.fullmatch(row["unless"], field) for field in fields)
+    }
+    if "train_samples" in fields:
+        variables["TRAIN_ITERS"] = variables["TRAIN_ITERS"] | {"words": SAMPLES}
+    dropped = "train_samples|.*vocab.*" if "TOKENIZER" in variables else "train_samples"
+    groups = {
+        CARRIED: {n: v for n, v in carried.items() if not re.fullmatch(dropped, _field(n))},
+        **groups,
+    }
+    if "DATA" in variables:
+        notes.insert(0, trial_note(*variables))
+    if plan.method == "sft" and "SAVE" in variables:
+        notes.append("Weights are random unless the script is given --load FOLDER --finetune.")
     arguments = {name: _arguments(values) for name, values in groups.items()}
-    return LaunchFile(target=TARGET, file=FILE, text=_script(plan, arguments), notes=tuple(notes))
+    text = _script(plan, variables, arguments)
+    return LaunchFile(target=TARGET, file=FILE, text=text, notes=tuple(notes))
 
 
 def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
@@ -75,13 +91,18 @@ def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     return values
 
 
+def _field(argument: str) -> str:
+    return argument.lstrip("-").replace("-", "_")
+
+
 def _arguments(values: Settings) -> ArgumentWords:
     """Return fields as arguments: switches that are on, and fields with a value."""
     arguments: ArgumentWords = []
     for field, value in values.items():
         if value is not None and value is not False:
             words = value if isinstance(value, list) else [] if value is True else [str(value)]
-            arguments.append(("--" + field.replace("_", "-"), *words))
+            name = field if field.startswith("-") else "--" + field.replace("_", "-")
+            arguments.append((name, *words))
     return arguments
 
 
@@ -98,45 +119,45 @@ def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
     return {"bf16": True, **recipe}
 
 
-def _script(plan: LaunchPlan, groups: dict[str, ArgumentWords]) -> str:
+def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
+            groups: dict[str, ArgumentWords]) -> str:  # fmt: skip
+    figures = {"vocab": plan.model.vocab - 1, "steps": plan.steps, "batch": plan.global_batch}
+    rank, address, missing = "0", "localhost", []
+    if plan.nodes > 1:
+        rank, address = "", ADDRESS
+        missing = [': "${NODE_RANK:?set it to the number of this node, from 0}"']
     lines = [
         "#!/usr/bin/env bash",
-        plan.header(
-            f"bash {FILE}",
-            "MEGATRON is a checkout of Megatron-LM; NODE_RANK counts nodes from 0, MASTER_ADDR is "
-            "the first.",
-            "Arguments given to this script come last and win.",
-        ),
+        plan.header(f"bash {FILE}", "Arguments given to this script come last and win."),
         "set -euo pipefail",
-        "MEGATRON=${MEGATRON:-.}",
-        "NODE_RANK=${NODE_RANK:-${SLURM_NODEID:-0}}",
-        "MASTER_ADDR=${MASTER_ADDR:-localhost}",
+        "# Set these here or in the environment.",
+        *(
+            f"{name}=${{{name}:-{row['default'].format(**figures)}}}  # {row['comment']}"
+            for name, row in variables.items()
+        ),
+        "MEGATRON=${MEGATRON:-.}  # checkout of Megatron-LM",
+        f"NODE_RANK=${{NODE_RANK:-${{SLURM_NODEID:-{rank}}}}}",
+        *missing,
+        f"MASTER_ADDR={address}" if missing else f"MASTER_ADDR=${{MASTER_ADDR:-{address}}}",
         "MASTER_PORT=${MASTER_PORT:-29500}",
-        "DATA=${DATA:---mock-data}",
-        "TOKENIZER=${TOKENIZER:---tokenizer-type NullTokenizer --vocab-size "
-        f"{plan.model.vocab - 1}}}",
-        "LR=${LR:-1e-4}",
-        f"TRAIN_ITERS=${{TRAIN_ITERS:-{plan.steps}}}",
         f"export CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)}",
         "",
     ]
     groups = {name: arguments for name, arguments in groups.items() if arguments}
     for name, arguments in groups.items():
-        lines.append(f"{name}=(")
+        lines.append(f"{name}=(" + f"  # as in {plan.source}" * (name == CARRIED))
         lines += ["  " + shlex.join(argument) for argument in arguments]
         lines.append(")")
-    launch = (
-        f"exec torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} "
-        '--node-rank "$NODE_RANK"'
-    )
     used = " ".join(f'"${{{name}[@]}}"' for name in groups)
+    words = " ".join(filter(None, (row["words"].format(**figures) for row in variables.values())))
     lines += [
         "",
-        launch + " \\",
+        f"exec torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} "
+        '--node-rank "$NODE_RANK" \\',
         '  --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',
         '  "$MEGATRON/pretrain_gpt.py" \\',
         f"  {used} \\",
-        '  --lr "$LR" --train-iters "$TRAIN_ITERS" $DATA $TOKENIZER "$@"',
+        f'  {words} "$@"',
         "",
     ]
     return "\n".join(lines)

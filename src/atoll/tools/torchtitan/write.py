@@ -13,7 +13,7 @@ from pathlib import Path
 from atoll.answers.layout import LaunchFile
 from atoll.step.orders import groups
 from atoll.tools.hugging_face import model_contents
-from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal
+from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal, trial_note
 from atoll.tools.torchtitan.flavors import FLAVORS, find_flavor
 
 TARGET = "torchtitan"
@@ -38,8 +38,7 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
     flavor = find_flavor(plan.model)
     check(TARGET, _refusals(plan))
     notes = [
-        "The file trains on random tokens; set ASSETS to a folder with the model's tokenizer to "
-        "train on C4, and LR to your learning rate.",
+        trial_note("ASSETS", "DATASET", "LR", "SAVE"),
     ]
     imports, register, converter = "", "", CONVERTERS.get(plan.precision, "")
     settings: dict[str, Settings] = {

@@ -174,9 +174,9 @@ def _launch(
         fields.setdefault("method", "sft")
         if fields["stack"] == "eager":
             del fields["stack"]  # replicas are priced with the tool's stack
-    return Launch(
-        file, software, model, fields, int(steps) if steps and steps > 0 else None, account
-    )
+    carried = args.carried((), NAMES) if software == "llama-factory" else {}
+    step_count = int(steps) if steps and steps > 0 else None
+    return Launch(file, software, model, fields, step_count, account, carried=carried)
 
 
 def _software_name(args: LaunchArguments) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from atoll.answers.layout import LaunchFile
 from atoll.tools.hugging_face import adapter_targets, model_contents, trainer_values
-from atoll.tools.launch_plan import LaunchPlan, Settings, fill_script, literal
+from atoll.tools.launch_plan import LaunchPlan, Settings, fill_script, literal, trial_note
 
 TARGET = "trl"
 FILE = "sft.py"
@@ -39,8 +39,5 @@ def trl(plan: LaunchPlan) -> LaunchFile:
         run=literal({"batch": plan.global_batch, "devices": layout.devices}),
         model=literal(model_contents(plan, TARGET)),
     )
-    notes = (
-        "The script trains random weights on random tokens; set WEIGHTS to a model's name or "
-        "folder, and DATA to a dataset.",
-    )
+    notes = (trial_note("WEIGHTS", "DATA", "LR", "SAVE"),)
     return LaunchFile(target=TARGET, file=FILE, text=text, notes=notes)

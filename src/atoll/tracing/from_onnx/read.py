@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,8 @@ def read_graph(path: str | Path) -> OnnxGraph:
     onnx = package()
     try:
         with open_input(path, _MOST_BYTES) as file:
+            if isinstance(file, gzip.GzipFile):  # of any size once it is unpacked
+                raise AtollError(f"{path}: packed with gzip; unpack it first")
             model = onnx.load(file, load_external_data=False)
     except AtollError:
         raise

@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 from atoll.base.errors import AtollError
 from atoll.base.units import format_bandwidth
 from atoll.fabric.network import FabricLevel, Network
-from atoll.files.yamlfile import Bandwidth, DeviceCount, FileModel, Seconds, Share, load_yaml
+from atoll.files.ranges import DeviceBandwidth, LatencySeconds
+from atoll.files.yamlfile import DeviceCount, FileModel, Share, load_yaml
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.questions.fields import DeviceName, NetworkName
@@ -31,9 +32,9 @@ class PodFile(FileModel):
 class PodLinkFile(FileModel):
     """Link between pods per direction: bandwidth per device, or in total between two pods."""
 
-    bandwidth: Bandwidth | None = None
-    total: Bandwidth | None = None
-    latency: Seconds = 0.0
+    bandwidth: DeviceBandwidth | None = None
+    total: DeviceBandwidth | None = None
+    latency: LatencySeconds = 0.0
     efficiency: Share = 1.0
 
     @model_validator(mode="after")

@@ -239,7 +239,7 @@ class GpuPricer:
         (context parallel), and a microbatch has `samples` sequences.
         """
         if op.collective is not None:
-            return Cost()
+            return total(map(self.vector, op.vectors))
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(op, ring, samples)
         if op.kind == "scatter_add" and self.stack.split_products and not self.stored:
@@ -252,7 +252,7 @@ class GpuPricer:
             kernels = 2 if again else 1
             moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
             return Cost(vector_s=moved_s, kernels=kernels)
-        total = Cost()
+        priced = Cost()
         if op.kind in EXPERT_BIAS and self.stack.routed_bytes and width_by_expert(layer, op):
             added = sum(work.elements for work in op.vectors)
             moved = float(streaming_s(self.gpu, EXPERT_BIAS[op.kind] * added))
@@ -260,24 +260,24 @@ class GpuPricer:
         wide = is_wide(self.stack, op)
         for product in op.matmuls:
             fp32 = wide_product(self.gpu, self.stack, product) if wide else None
-            total += fp32 or self._products(layer, op, product)
+            priced += fp32 or self._products(layer, op, product)
         for work in self.kernel_passes(op):
-            total += self.vector(work)
+            priced += self.vector(work)
         if op.kind == "linear_dgrad" and self.transposes_weights:
             weights = sum(p.batch * p.n * p.k for p in op.matmuls)
             transposed_s = float(streaming_s(self.gpu, TRANSPOSED_BYTES * weights))
-            total += Cost(vector_s=transposed_s, kernels=1)
+            priced += Cost(vector_s=transposed_s, kernels=1)
         if op.kind in self.stack.halves_bytes and gates_experts(layer, op):
             moved = self.stack.halves_bytes[op.kind] * op.vectors[0].elements
-            total += Cost(vector_s=float(streaming_s(self.gpu, moved)))
+            priced += Cost(vector_s=float(streaming_s(self.gpu, moved)))
         if op.kind in ROUTED and self.stack.routed_bytes:
             sent = max(layer.tensors[name].elements for name in (*op.reads, *op.writes))
             moved = float(streaming_s(self.gpu, self.stack.routed_bytes * sent))
-            total += Cost(vector_s=moved, kernels=1)
+            priced += Cost(vector_s=moved, kernels=1)
         if op.kind in _FUSED or (not op.matmuls and not op.vectors):
             moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
-            total += Cost(vector_s=moved, kernels=1)
-        return total
+            priced += Cost(vector_s=moved, kernels=1)
+        return priced
 
     def _steps(self, op: Operator) -> Cost:
         """Sum the bytes of each kernel, scaled by the excess traffic of calibrated ones."""

@@ -69,8 +69,6 @@ class LayerCost:
     """Key heads of a sequence on this device."""
     transient_bytes: float
     """The largest operator's temporaries."""
-    backward_bytes: float
-    """Most bytes of the backward pass with gradients of all weights, beyond kept tensors."""
     waiting_bytes: float
     """Inputs and output gradients of its weight gradients, kept until a delayed weight pass."""
     logits_bytes: float
@@ -81,6 +79,8 @@ class LayerCost:
     """Kept bytes that belong to the layer's loss; the stack may keep fewer."""
     by_operator: Callable[[], tuple[PolicyCost, ...]] = field(default=tuple, compare=False)
     """Computes `optimal`, which is slow."""
+    backward_peak: Callable[[], float] = field(default=float, compare=False)
+    """Computes `backward_bytes`, likewise."""
 
     def kept(self, policy: str) -> PolicyCost:
         """Return a policy by name; "optimal-n" is the n-th of `optimal`, or the last."""
@@ -97,6 +97,11 @@ class LayerCost:
     def optimal(self) -> tuple[PolicyCost, ...]:
         """Choices per operator, from keeping everything to keeping least."""
         return self.by_operator()
+
+    @cached_property
+    def backward_bytes(self) -> float:
+        """Most bytes of the backward pass with gradients of all weights, beyond kept tensors."""
+        return self.backward_peak()
 
     def backwards(self, order: str) -> Cost:
         """Return the backward pass of a pipeline order: fused, or with separate weight passes."""
@@ -211,12 +216,12 @@ def _layer_cost(
         heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
         kv_heads=_kv_heads(layer) // samples,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
-        backward_bytes=_backward_peak(layer, pricer, ep) if is_block else 0.0,
         waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
         logits_bytes=logits_bytes,
         half_loss=half_loss,
         loss_bytes=loss_bytes,
         by_operator=cache(partial(by_operator, layer, pricer, costs)) if is_block else tuple,
+        backward_peak=partial(_backward_peak, layer, pricer, ep) if is_block else float,
     )
 
 

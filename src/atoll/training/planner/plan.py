@@ -297,8 +297,10 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         words = f"proven fastest of {proof.over}" if proof.proven else proof.sentence()
         if self.best.layout != self.fastest.layout:
             slower = self.best.step.time_s / self.fastest.step.time_s - 1
-            why = "simpler" if slower <= self.ties else "less tight in memory"
-            words = f"{why} and {slower:.1%} slower than the fastest, which is {words}"
+            why = "is simpler" if slower <= self.ties else "leaves more memory free"
+            words = (
+                f"this layout {why}, and is {slower:.1%} slower than the fastest, which is {words}"
+            )
         lines.append((label, f"{words}; {accuracy}"))
         near = self._nearest(SHOWN_CANDIDATES)
         words = candidates_words(near, error_fits().between_layouts.median)

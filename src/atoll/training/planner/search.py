@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 
@@ -237,7 +236,8 @@ class LayoutSpace:
         below_s = min(below_s, self.pieces.below_s)
         while True:
             try:
-                limit_s = self._estimate_all(wanted, rows, named, report, below_s=below_s)
+                steps = self._estimation(wanted, rows, named, report, below_s=below_s)
+                *_, (limit_s, _certain_s) = steps
             except StoppedError:
                 unseen_s = self._rest_s(rows, named), self._loose_s(rows, named)
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
@@ -254,14 +254,23 @@ class LayoutSpace:
 
     def within(self, limit_s: float) -> Iterator[tuple[int, int]]:
         """Yield row and policy of all usable layouts that fit and take at most `limit_s`, fastest
-        first. If the search stops early, yield only those estimated so far.
+        first, and estimate no more than this takes. If the search stops early, yield only those
+        estimated so far.
         """
         every = self._all_rows_and_policies()
-        with suppress(StoppedError):
-            self._estimate_all(1, *every, True, limit_s, self.pieces.below_s)
-        for row, name, _ in self._ranked(*every, True, limit_s):
-            if self._refusal(row, name) is None:
-                yield row, name
+        steps = self._estimation(1, *every, True, limit_s, self.pieces.below_s)
+        certain_s, ranked = 0.0, 0
+        while certain_s <= limit_s:
+            try:
+                _, certain_s = next(steps)
+            except (StopIteration, StoppedError):
+                certain_s = np.inf
+            for row, name, time_s in islice(self._ranked(*every, True, limit_s), ranked, None):
+                if time_s >= certain_s:
+                    break
+                ranked += 1
+                if self._refusal(row, name) is None:
+                    yield row, name
 
     def estimated_layouts(self) -> Iterator[tuple[Layout, float]]:
         """Yield the estimated layouts that fit, with their step seconds, fastest first."""
@@ -291,13 +300,14 @@ class LayoutSpace:
                 best = sorted([*best, estimate], key=_order)[:count]
         return tuple(best), refusals, estimated, float("inf")
 
-    def _estimate_all(
+    def _estimation(
         self, count: int, wanted_rows: Bools, named: Bools, report: bool,
         within_s: float = 0.0, below_s: float = np.inf,
-    ) -> float:  # fmt: skip
+    ) -> Iterator[tuple[float, float]]:  # fmt: skip
         """Bound and estimate rows, lowest bound first, until no other row can be among the fastest
-        `count` and below `below_s`, or take less than `within_s`. Return the limit: no other row
-        is faster, and the fastest `count` are not slower.
+        `count` and below `below_s`, or take less than `within_s`. Yield before every step the
+        limit, in the end the seconds above which the `count` fastest are not and below which no
+        other row is; and the seconds below which every row is estimated.
         """
         least_s = self._least_s(named)
         limit_s, best_s = self._limit_s(count, wanted_rows, named)
@@ -306,10 +316,11 @@ class LayoutSpace:
         while True:
             rest = rest[(self.slot[rest] < 0) & (least_s[rest] < limit_s)]
             loose_s = self._loose_s(wanted_rows, named)
+            yield limit_s, min(least_s[rest].min(initial=limit_s), loose_s.min(initial=limit_s))
             soon = self._next_rows(least_s, rest, loose_s.copy(), limit_s, best_s)
             pair = list(islice(soon, 2))
             if not pair:
-                return limit_s
+                return
             check_stop(self.stop)
             if self.pieces.announce is not None and limit_s < np.inf:
                 self.pieces.announce(self._call(*of) for of in chain(pair, soon))

@@ -26,7 +26,7 @@ from atoll.fabric.mesh import Link
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
-from atoll.wafer.encoding.mapping import mapping_of
+from atoll.wafer.encoding.mapping import mapping_of, validate
 from atoll.wafer.evaluate import MappingCost, evaluate
 from atoll.wafer.job import options_of
 from atoll.wafer.staging.faults import Faults
@@ -200,7 +200,9 @@ def _repriced(result: WaferAnswer) -> tuple[Wafer, MappingCost, WaferOptions, tu
     if wafer is None:
         raise AtollError(f"{job.wafer} no longer holds the wafer {name}; run the search again.")
     broken = tuple(Faults(job.dead_dies, job.dead_links).all_links(wafer))
-    evaluation = evaluate(wafer, mapping_of(result.best.mapping), broken)
+    mapping = mapping_of(result.best.mapping)
+    validate(mapping, wafer.rows, wafer.columns, job.dead_dies)
+    evaluation = evaluate(wafer, mapping, broken)
     recorded_s = result.best.placement.step_time_s
     if abs(evaluation.step_s / recorded_s - 1.0) > SAME:
         raise AtollError(

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from atoll.answers.answer import build_from
 from atoll.answers.wafer import BaselineDetails, BaselineSetting, FixedBaseline
+from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
@@ -154,19 +155,20 @@ class _BaselineTask(NamedTuple):
 
 
 def run_baseline(
-    name: str, wafer: Wafer, model: str, batch: int, sequence: int, optimizer: str = OPTIMIZER
-) -> WaferBaseline | None:
+    name: str, wafer: Wafer, model: str, batch: int, sequence: int,
+    optimizer: str = OPTIMIZER, stop: StopCheck = never,
+) -> WaferBaseline | None:  # fmt: skip
     """Return the best setting of a method; None if no setting is legal on this wafer.
 
     The fastest that fits as published; else the fastest with the least recomputation; else the
     one that needs the least memory, marked as not fitting.
     """
     task = _BaselineTask(wafer, model, batch, sequence, optimizer)
-    priced = [
-        _EvaluatedSetting(setting, evaluate(wafer, setting.mapping))
-        for setting in _METHODS[name](task)
-        if setting.mapping is not None
-    ]
+    priced = []
+    for setting in _METHODS[name](task):
+        check_stop(stop)
+        if setting.mapping is not None:
+            priced.append(_EvaluatedSetting(setting, evaluate(wafer, setting.mapping)))
     if not priced:
         return None
     variants = {
@@ -180,13 +182,15 @@ def run_baseline(
     if preferred is not None:
         fixed = [row for row in fixed if row.setting.fixed == preferred]
     return replace(
-        _best(name, wafer, priced),
+        _best(name, wafer, priced, stop),
         variants=variants,
-        fixed=_best(name, wafer, fixed) if fixed else None,
+        fixed=_best(name, wafer, fixed, stop) if fixed else None,
     )
 
 
-def _best(name: str, wafer: Wafer, priced: list[_EvaluatedSetting]) -> WaferBaseline:
+def _best(
+    name: str, wafer: Wafer, priced: list[_EvaluatedSetting], stop: StopCheck
+) -> WaferBaseline:
     fitting = [row for row in priced if row.evaluation.fits]
     if fitting:
         setting, evaluation = min(fitting, key=lambda row: row.rank)
@@ -194,6 +198,7 @@ def _best(name: str, wafer: Wafer, priced: list[_EvaluatedSetting]) -> WaferBase
     least = min(e.memory_bytes for _, e in priced)
     rescued = []
     for setting, evaluation in priced:
+        check_stop(stop)
         smaller = _least_recompute(wafer, evaluation.mapping)
         if smaller is not None:
             again = evaluate(wafer, smaller)

@@ -32,7 +32,7 @@ from atoll.wafer.costs.block_kernels import CHUNKS
 from atoll.wafer.costs.die_pricer import die_pricer, pass_times_s
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import TaggedMatmul, TaggedVector, WaferBlock
-from atoll.wafer.encoding.codes import Parts, by_tag, parts_of, splits
+from atoll.wafer.encoding.codes import Parts, by_tag, divisible, parts_of, splits
 from atoll.wafer.exact.block_solver import BlockSolver
 from atoll.wafer.exact.paths import FREE, ChainBounds
 from atoll.wafer.exact.shared_states import DecoupledBound, Rules, least_block_s
@@ -274,7 +274,7 @@ class LayerBounds:
     def _at_peak(self, microbatch: int, dies: int) -> SizeBound:
         """Return the bound of products at peak rate alone."""
         block = self.block(microbatch)
-        legal = all(splits(unit.sizes, dies) for unit in block.units)
+        legal = all(divisible(unit.sizes, dies) for unit in block.units)
         peak = self.pricer.chip.peak_flops * self.pricer.stalls.array * dies
         if self.options.volume_only:
             peak = np.inf

@@ -82,6 +82,25 @@ def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
     return list(_splits(tuple(sizes.items()), dies))
 
 
+def divisible(sizes: dict[str, int], dies: int) -> bool:
+    """Return whether `splits` has an entry, without listing all of them."""
+    primes = sorted(factors(dies), reverse=True)
+    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
+    stack, seen = [(0, (1,) * len(tags))], set()
+    while stack:
+        done, counts = stack.pop()
+        if done == len(primes):
+            return True
+        for place, tag in enumerate(tags):
+            count = counts[place] * primes[done]
+            fits = tag == "r" or count <= sizes[tag]
+            state = done + 1, (*counts[:place], count, *counts[place + 1 :])
+            if fits and (tag != "b" or sizes["b"] % count == 0) and state not in seen:
+                seen.add(state)
+                stack.append(state)
+    return False
+
+
 @lru_cache(maxsize=1 << 12)
 def _splits(tag_sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
     sizes = dict(tag_sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import partial
 from itertools import accumulate, islice, product
 from math import gcd
 from operator import mul
@@ -46,6 +46,10 @@ def listed_layouts(
     dp, for every split of the blocks into stages that `splits` returns.
     """
     blocks, batch, folded = chain.blocks, variant.microbatches, variant.ep * variant.etp
+    make = partial(
+        Layout, tp=variant.tp, cp=variant.cp, ep=variant.ep, etp=variant.etp, sp=variant.sp,
+        microbatch=variant.microbatch,
+    )  # fmt: skip
     for pp in range(1, blocks + ends + 1):  # embedding and head may have own stages
         most, rest = divmod(allowed.devices, variant.width * pp)
         degrees = [
@@ -59,10 +63,9 @@ def listed_layouts(
         for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
             ways = splits(chain, order, pp, vpp)
             for split, (zero, hsdp) in product(ways, _divided(allowed, variant, pp, dp)):
-                yield replace(
-                    variant.layout, dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order,
-                    blocks=split,
-                )  # fmt: skip
+                yield make(
+                    dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order, blocks=split
+                )
 
 
 def _divided(allowed: Allowed, variant: Variant, pp: int, dp: int) -> Iterator[tuple[int, int]]:

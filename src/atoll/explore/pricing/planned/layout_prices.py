@@ -21,8 +21,15 @@ from atoll.base.arrays import Floats
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.planned.layout_list import Allowed, listed_layouts
+from atoll.explore.pricing.planned.load_bounds import LoadBounds
 from atoll.explore.pricing.planned.path_bounds import path_floors
-from atoll.explore.pricing.planned.recompute_choices import Chosen, Menu, chosen, menu_of
+from atoll.explore.pricing.planned.recompute_choices import (
+    Chosen,
+    Menu,
+    chosen,
+    menu_of,
+    with_kept_bytes,
+)
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.device import TemplateChip
 from atoll.placement.chain import (
@@ -35,11 +42,11 @@ from atoll.placement.chain import (
     VariantTimes,
 )
 from atoll.placement.facts import ChainFacts
-from atoll.step.layout import ZERO_STAGES, Layout
+from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
 from atoll.tools.stack import CHIP
-from atoll.training.batch.choices import best_choices
+from atoll.training.batch.choices import SLACK, best_choices
 from atoll.training.batch.cost_arrays import StateCosts, StateMemory
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.row import LayoutRow, layout_row
@@ -69,7 +76,8 @@ if TYPE_CHECKING:
     from atoll.explore.pricing.workloads import Variant
 
 
-AT_ONCE = 32  # layouts per batch: small, because the first ones often rule out the rest
+FIRST = 4  # layouts of the first batch: they often rule out the rest
+AT_ONCE = 32
 COMPUTE = PassSeconds._fields.index("compute_s")
 STATIC = ("none", "ring", "exchange", "fewest")
 """Recomputation choices of the chip-independent tables: keep everything; also rerun attention;
@@ -165,25 +173,33 @@ class PlannedLayouts:
         if even_stages is not None:
             fits &= _even_pipelines(self.layouts, even_stages)
         hopeful = np.flatnonzero((floor_s < cutoff_s) & fits)
-        order = hopeful[np.argsort(floor_s[hopeful], kind="stable")]
-        if not len(order):
+        if not len(hopeful):
             return None
         choices = self.chosen(times)
+        bound_s = self.loads.step_s(problem, times, choices, hopeful) * (1.0 - SLACK)
+        order = np.lexsort((floor_s[hopeful], bound_s))
+        order = order[bound_s[order] < cutoff_s]
+        hopeful, bound_s = hopeful[order], bound_s[order]
+        if not len(hopeful):
+            return None
         tables = self.timed(problem, times, choices)
         slower = times.most and tables
-        if times.most and ((self.steps.stages > 1) & (self.steps.last_s > 0))[order].any():
+        if times.most and ((self.steps.stages > 1) & (self.steps.last_s > 0))[hopeful].any():
             slower = self.timed(problem, times.most, choices)
         best_s, best = cutoff_s, -1
         picks = np.zeros(0, np.int64)
-        for first in range(0, len(order), AT_ONCE):
-            if floor_s[order[first]] >= best_s:
+        for part in np.split(np.arange(len(hopeful)), range(FIRST, len(hopeful), AT_ONCE)):
+            rows = hopeful[part[bound_s[part] <= best_s]]
+            if not len(rows):
                 break
-            rows = order[first : first + AT_ONCE]
+            rows = rows[np.argsort(floor_s[rows], kind="stable")]
             sums = Sums(tables, tables.rows[rows], slower=slower)
             stage_bytes = self._stage_bytes(sums, rows, problem)
             step_s, choices_taken = best_choices(sums, best_s, stage_bytes)
             least = int(step_s.argmin())
-            if step_s[least] < best_s:
+            # Of layouts with the same step, the one with the lowest floor.
+            same = step_s[least] == best_s < cutoff_s and floor_s[rows[least]] < floor_s[best]
+            if step_s[least] < best_s or same:
                 best_s, best = float(step_s[least]), int(rows[least])
                 picks = choices_taken[sums.row == least]
         if best < 0:
@@ -225,6 +241,12 @@ class PlannedLayouts:
         return StateMemory(states, sums.memory(states))
 
     @cached_property
+    def loads(self) -> LoadBounds:
+        """Return the bounds with the recomputation that the memory of a chip requires."""
+        sums = Sums(self.tables, self.tables.rows)
+        return LoadBounds(sums, self.states, self.kind, self.block, self.apart)
+
+    @cached_property
     def is_block(self) -> NDArray[np.bool_]:
         """Return whether each distinct layer is a block, shape (distinct layers,)."""
         is_block = np.zeros(len(self.facts.layers), np.bool_)
@@ -255,25 +277,15 @@ class PlannedLayouts:
         recompute[:, blocks] = again
         passes[..., PassColumn.FORWARD_S] = forward.sum(axis=-1)
         passes[..., PassColumn.BACKWARD_S] = (backward + recompute).sum(axis=-1)
-        kept = np.repeat(t.kept[:, [none]], count, axis=1)
-        kept[blocks] = chosen.bytes[of]
-        dropped = t.kept[:, [none]] - kept
-        occurs = np.zeros((len(t.transient), len(kept)), np.bool_)
-        np.logical_or.at(occurs, t.content, t.counts > 0)
-        most = np.array([dropped[occurring].max(axis=0, initial=0.0) for occurring in occurs])
-        transient = np.zeros((len(most), len(ZERO_STAGES), most.shape[1], 2, 3))
-        transient[..., 0] = most[:, None, :, None]
         kinds, parameters = t.kinds.copy(), t.parameters.copy()
         if len(times.halves_s):
             kinds[:, KindColumn.WEIGHT_S] = times.halves_s[self.kind, WEIGHT]
         parameters[:, 3:] /= problem.hbm_Bps
-        return t._replace(
+        return with_kept_bytes(t, self.block, chosen.bytes)._replace(
             passes=passes,
             parts=parts,
             kinds=kinds,
             parameters=parameters,
-            kept=kept,
-            transient=transient,
             bounds=np.zeros(count, np.bool_),
             run=self._on(problem),
         )

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from atoll.base.arrays import Floats
 from atoll.placement.facts import BlockKind, ChainFacts
+from atoll.step.layout import ZERO_STAGES
 from atoll.training.operators.policies import CORE_ATTENTION, exchanging, rerun_shares
+from atoll.training.operators.tables import LayoutTables
 from atoll.workload.graph.layer import Layer
 
 
@@ -89,3 +91,22 @@ def chosen(menus: Sequence[Menu], facts: ChainFacts, forward_s: Floats) -> Chose
             (choices, menu.bytes[choices], again_s, menu.attention[choices], menu.exchange[choices])
         )
     return Chosen(*(np.array(part) for part in zip(*parts, strict=True)))
+
+
+def with_kept_bytes(
+    tables: LayoutTables, block: NDArray[np.int64], kept_bytes: Floats
+) -> LayoutTables:
+    """Return tables whose blocks keep these bytes per microbatch, shape (kinds of blocks, choices);
+    the first choice of `tables` keeps everything. `block` is the kind of block of each layer, or
+    -1. Only the parts that determine memory are replaced.
+    """
+    blocks = np.flatnonzero(block >= 0)
+    kept = np.repeat(tables.kept[:, [0]], kept_bytes.shape[1], axis=1)
+    kept[blocks] = kept_bytes[block[blocks]]
+    dropped = tables.kept[:, [0]] - kept
+    occurs = np.zeros((len(tables.transient), len(kept)), np.bool_)
+    np.logical_or.at(occurs, tables.content, tables.counts > 0)
+    most = np.array([dropped[occurring].max(axis=0, initial=0.0) for occurring in occurs])
+    transient = np.zeros((len(most), len(ZERO_STAGES), most.shape[1], 2, 3))
+    transient[..., 0] = most[:, None, :, None]
+    return tables._replace(kept=kept, transient=transient)

@@ -103,8 +103,12 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
         layer = autocast(layer, wide, fused_norms)
     if run.adapters is not None and stack.plain_scores:
         layer = with_adapter_passes(layer, stack)
-    if run.half_logits and stack.plain_scores:
-        layer = _half_loss(layer, stack)
+    if run.half_logits and stack.plain_scores and "cross_entropy" not in stack.passes:
+        layer = _loss_by(layer, "cross_entropy_half")
+    if stack.parallel_loss_bytes and any(op.collective for op in layer.forward):
+        layer = _loss_by(layer, "cross_entropy_parts")
+    if stack.copies_sequences:
+        layer = _copied_sequences(layer, samples)
     if stack.loss_chunks > 1:
         layer = _chunked_loss(layer, stack)
     if any(op.kind == "softmax" for op in layer.forward):
@@ -258,19 +262,35 @@ def _module_scores(layer: Layer, form: str) -> Layer:
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
 
 
-def _half_loss(layer: Layer, stack: Stack) -> Layer:
-    """Compute the loss of masked language models and of T5 on 16-bit logits."""
-    if "cross_entropy" in stack.passes or layer.name != "loss":
-        return layer
+def _loss_by(layer: Layer, function: str) -> Layer:
+    """Compute the loss by another function: of masked language models and of T5 on 16-bit logits,
+    and of DTensor on logits that tensor ranks divide in element-wise kernels.
+    """
 
-    def halved(op: Operator) -> Operator:
-        works = (
-            work.by(work.function.replace("cross_entropy", "cross_entropy_half"))
-            for work in op.vectors
-        )
+    def changed(op: Operator) -> Operator:
+        works = (work.by(work.function.replace("cross_entropy", function)) for work in op.vectors)
         return replace(op, vectors=tuple(works))
 
-    forward, backward = tuple(map(halved, layer.forward)), tuple(map(halved, layer.backward))
+    if layer.name != "loss":
+        return layer
+    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
+    return replace(layer, forward=forward, backward=backward)
+
+
+def _copied_sequences(layer: Layer, samples: int) -> Layer:
+    """Copy what is reduced and divided over sequences, and what is gathered of several samples:
+    torch's functional collectives work on the first dimension, which is the sample.
+    """
+
+    def copied(op: Operator) -> Operator:
+        kind = op.collective.kind if op.collective is not None else ""
+        if kind == "reduce_scatter":
+            return replace(op, vectors=(pass_over("sequence_copy", layer.tensors[op.reads[0]]),))
+        if kind == "all_gather" and samples > 1:
+            return replace(op, vectors=(pass_over("sequence_copy", layer.tensors[op.writes[0]]),))
+        return op
+
+    forward, backward = tuple(map(copied, layer.forward)), tuple(map(copied, layer.backward))
     return replace(layer, forward=forward, backward=backward)
 
 

@@ -119,7 +119,7 @@ class FamilyBounds:
         again_s = (
             shape.blocks_per_microbatch[:, run]
             * size
-            * np.interp(kept, *points_of(sample.again, policies))
+            * np.interp(kept, *points_of(sample.again(tuple(policies)), policies))
         )
         ends_s = again_s[FIRST] + np.where(shape.distinct.pp[run] > 1, again_s[LAST], 0.0)
         again_s[ALL] = np.maximum(again_s[ALL], ends_s)

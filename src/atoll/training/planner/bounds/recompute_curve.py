@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -47,20 +48,29 @@ def on_the_curve(names: Iterable[str]) -> bool:
 
 
 def choices(
-    priced: LayerPrices, ideal: Network, layer: Layer, cost: LayerCost, ring: int, shown: float
+    priced: LayerPrices,
+    ideal: Network,
+    layer: Layer,
+    cost: LayerCost,
+    ring: int,
+    shown: float,
+    names: Sequence[str],
 ) -> Mapping[str, Point]:
-    """Return the bytes kept and a lower bound on the seconds recomputed per sample, for each
-    recomputation choice of a block on the ideal network. `shown` is the share of collective time
-    that does not overlap with computation.
+    """Return the bytes kept and a lower bound on the seconds recomputed per sample of a block on
+    the ideal network: for these recomputation policies or, if one of them can mix choices, for each
+    choice. `shown` is the share of collective time that does not overlap with computation.
     """
     least = {op.name: _least(priced, ideal, layer, op, ring, shown) for op in layer.forward}
-    chosen = by_operator(layer, priced.pricer, least)
     costs = replace(
-        cost, policies=policies(layer, priced.pricer, least), by_operator=lambda: chosen
+        cost,
+        policies=policies(layer, priced.pricer, least),
+        by_operator=partial(by_operator, layer, priced.pricer, least),
     )
+    alone = dict(costs.policies)
+    every = names if all(x in alone for x in names) else recompute_choices([costs], "optimal")
     return {
         name: (kept_bytes(priced.run, costs, name), costs.kept(name).again.total_s)
-        for name in recompute_choices([costs], "optimal")
+        for name in every
     }
 
 

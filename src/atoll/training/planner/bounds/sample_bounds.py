@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,14 +112,13 @@ class SampleBounds:
         )
         blocks_costs = [cost for cost in costs if cost.is_block]
         at = costs.index(blocks_costs[0])
-        self.again: Mapping[str, Point] = {}
-        """Bytes kept and seconds recomputed per policy (`recompute_curve.choices`); empty unless
+        self.again: Callable[[tuple[str, ...]], Mapping[str, Point]] | None = None
+        """Bytes kept and seconds recomputed per policy (`recompute_curve.choices`); None unless
         all blocks are equal."""
         if len(blocks_costs) == 1:
             shown = 1 - run.stack.overlap.in_products(family.sp)
-            self.again = choices(
-                priced, network, model.layers[at][0], blocks_costs[0], family.cp, shown
-            )
+            block = model.layers[at][0], blocks_costs[0]
+            self.again = cache(partial(choices, priced, network, *block, family.cp, shown))
         ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
         shares = [[(_of_experts(x, family.ep), 1)] for x in blocks_costs]
         last = [*shares[-1], *((cost, 1) for cost in ends[1])]

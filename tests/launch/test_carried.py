@@ -1,0 +1,85 @@
+"""Another layout of a user's run: what no layout changes stays as the user's file says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import atoll
+from atoll.export import export_run
+
+from .test_check import SCRIPT
+
+MINE = """--data-path 0.3 /a 0.7 /b --split 99,1,0 --seed 17 --lr 3e-4 --min-lr 3e-5
+  --tokenizer-type NullTokenizer --save-interval 1000 --load /there --my_own_flag 7
+  --cross-entropy-loss-fusion --overlap-grad-reduce --wandb-project "$PROJECT"
+"""
+TRAINER = {
+    "model_name_or_path": "/mine", "stage": "sft", "finetuning_type": "lora", "lora_rank": 8,
+    "lora_alpha": 48, "lora_target": "q_proj,v_proj", "dataset": "my_data", "cutoff_len": 2048,
+    "template": "llama3", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+    "learning_rate": 2e-4, "num_train_epochs": 3, "save_steps": 500, "bf16": True, "packing": True,
+    "output_dir": "/out",
+}  # fmt: skip
+
+
+def script(tmp_path: Path, more: str = MINE) -> Path:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.replace("--lr 1e-4 --save /nowhere", f"--save /nowhere {more}"))
+    return path
+
+
+def planned(path: Path, **asked: Any) -> Any:
+    given = {"device": "h100", "devices": 8, **asked}
+    return atoll.plan(from_=str(path), **given)
+
+
+def test_the_same_tool_takes_every_argument_that_no_layout_changes(tmp_path: Path) -> None:
+    plan = planned(script(tmp_path), set=["GPUS=8"])
+    file = plan.export("megatron-lm")
+    for line in (
+        "--data-path 0.3 /a 0.7 /b", "--split 99,1,0", "--seed 17", "--lr 3e-4", "--min-lr 3e-5",
+        "--tokenizer-type NullTokenizer", "--save /nowhere", "--load /there", "--my_own_flag 7",
+        "--save-interval 1000", "--cross-entropy-loss-fusion", "--vocab-size 32000",
+    ):  # fmt: skip
+        assert f"\n  {line}\n" in file.text
+    assert "TRAIN_ITERS=${TRAIN_ITERS:-1000}" in file.text
+    for line in ("DATA=", "TOKENIZER=", "LR=", "SAVE=", "--recompute-granularity full"):
+        assert line not in file.text
+    assert file.text.count("--global-batch-size") == 1
+    (note,) = [note for note in file.notes if "Not carried over" in note]
+    assert "--wandb-project;" in note, "whose value is not known"
+    checked = atoll.check(file.save(tmp_path), device="h100", devices=8, time_limit=1e-6)
+    assert checked.estimate.step.time_s == pytest.approx(plan.best.step.time_s, rel=1e-9)
+    assert checked.launch.steps == 1000
+
+
+def test_samples_stay_samples(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    path.write_text(path.read_text().replace("--train-iters 1000", "--train-samples 6401"))
+    text = planned(path, set=["GPUS=8"]).export("megatron-lm").text
+    assert "TRAIN_ITERS=${TRAIN_ITERS:-101}" in text
+    assert '--train-samples "$((TRAIN_ITERS * 64))"' in text
+    assert "--train-iters" not in text
+
+
+def test_another_tool_names_what_it_does_not_take(tmp_path: Path) -> None:
+    run = planned(script(tmp_path), set=["GPUS=8"])
+    file = export_run("deepspeed", run.run, run.best.layout)
+    assert "'steps': 1000" in file.text
+    (note,) = [note for note in file.notes if "Not carried over" in note]
+    assert "--data-path" in note
+    assert "--seed" in note
+
+
+def test_a_trainer_file_keeps_its_data_and_length(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(TRAINER))
+    written = yaml.safe_load(planned(path, model="llama3-8b").export("llama-factory").text)
+    changed = {name for name, value in TRAINER.items() if written[name] != value}
+    assert changed <= {"per_device_train_batch_size", "gradient_accumulation_steps"}
+    assert "max_steps" not in written, "which would end the epochs"
+    assert "save_strategy" not in written
