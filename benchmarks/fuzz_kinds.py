@@ -62,7 +62,8 @@ def made_answers() -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        atoll.search(ROOT / "examples" / "jobs" / "tiny.yaml", pareto=True, out=folder / "search")
+        tiny = ROOT / "examples" / "jobs" / "tiny.yaml"
+        atoll.search(tiny, devices=8, batch=64, pareto=True, out=folder / "search")
         few = [1, 2]
         plan = atoll.plan("gpt2-xl", "h100", 16, batch=64, tp=few, pp=few, microbatch=few)
         write_plan(plan, folder / "plan")
@@ -268,14 +269,16 @@ def _onnx(path: Path) -> Any:
 
 
 def _search_folder(path: Path) -> Any:
-    from atoll.explore.explain.explanation import explain_result
+    """Drawn and explained; little time is left for the neighbours of its chip."""
+    from atoll.explore.explain import explanation
     from atoll.report.folder import open_folder
     from atoll.report.page import write_report
     from atoll.report.trace import search_trace
 
+    explanation.STEPS_S = 0.2
     write_report(path)
     found: Any = open_folder(path).answer
-    return explain_result(found), len(search_trace(found))
+    return found.explain(), len(search_trace(found))
 
 
 def _wafer_folder(path: Path) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from atoll.base.stopping import Stop, StoppedError, check_stop
+from atoll.base.stopping import Stop, StopCheck, StoppedError, check_stop, never
 from atoll.cost.chips import chips_of_space, memories
 from atoll.executors import Crew, Executor, TaskCall
 from atoll.explore.answer.result import Design
@@ -72,11 +72,15 @@ def single_chip_space(chip: Accelerator, options: tuple[Hbm, ...]) -> DesignSpac
 
 
 def chip_score(
-    chip: Accelerator, setting: SearchSetting, variants: Variants, objective: Objective
+    chip: Accelerator,
+    setting: SearchSetting,
+    variants: Variants,
+    objective: Objective,
+    stop: StopCheck = never,
 ) -> float | None:
     """Return the score of the best placements on one chip, None where nothing fits."""
     space = single_chip_space(chip, (chip.hbm,))
-    outcome = exact_search(Search(space, variants, setting, objective, _FINE))
+    outcome = exact_search(Search(space, variants, setting, objective, _FINE, stop=stop))
     return None if outcome.best is None else outcome.score
 
 
