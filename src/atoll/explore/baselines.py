@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
-from atoll.base.stopping import Stop, StopCheck, StoppedError, check_stop, never
+from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.cost.chips import chips_of_space, memories
 from atoll.executors import Crew, Executor, TaskCall
 from atoll.explore.answer.result import Design
@@ -76,7 +76,7 @@ def chip_score(
     setting: SearchSetting,
     variants: Variants,
     objective: Objective,
-    stop: StopCheck = never,
+    stop: Stop | None = None,
 ) -> float | None:
     """Return the score of the best placements on one chip, None where nothing fits."""
     space = single_chip_space(chip, (chip.hbm,))

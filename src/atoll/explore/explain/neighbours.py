@@ -18,7 +18,7 @@ from typing import Any
 from atoll.answers.design import ChipFigures
 from atoll.answers.plan import Gain, Sensitivity
 from atoll.base.errors import AtollError
-from atoll.base.stopping import StopCheck, StoppedError, check_stop, never
+from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.base.units import format_bandwidth, format_bytes
 from atoll.explore.answer.scope import SearchScope, listed_space, open_space
 from atoll.explore.baselines import chip_score
@@ -63,14 +63,15 @@ class Neighbours:
     variants: Variants
     objective: Objective
     tolerance: float
-    stop: StopCheck
+    stop: Stop
 
     @staticmethod
-    def of(figures: ChipFigures, job: SearchQuestion, stop: StopCheck = never) -> Neighbours:
+    def of(figures: ChipFigures, job: SearchQuestion, stop: Stop | None = None) -> Neighbours:
         space, scope = open_space(job)
         setting, variants = prepare_search(job)
         objective = make_objective(job, space, setting, variants)
         chip, lists = answer_chip(figures, job), listed_space(job)
+        stop = stop or Stop()
         return Neighbours(chip, lists, scope, setting, variants, objective, job.tolerance, stop)
 
     @cached_property
