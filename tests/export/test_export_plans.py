@@ -43,8 +43,8 @@ def test_no_usable_layout_was_missed() -> None:
 
 
 def test_a_tool_that_can_run_no_layout_says_why() -> None:
-    with pytest.raises(UnusableError, match="set sp on") as caught:
-        atoll.plan("mixtral-8x7b", "h100", 32, batch=32, tp=[2], sp=[False], tool="megatron-lm")
+    with pytest.raises(UnusableError, match="loss in 8 equal parts") as caught:
+        atoll.plan("llama3-8b", "h100", 8, batch=8, sequence=1001, tp=[1], tool="torchtitan")
     assert "(so it is with all " in str(caught.value)
 
 
@@ -52,7 +52,7 @@ def test_a_tool_that_can_run_no_layout_says_why() -> None:
     ("model", "tool", "words"),
     [
         ("mixtral-8x7b", "torchtitan", "has no model of the kind of mixtral-8x7b"),
-        ("bert-large", "transformers", "bert-large is not a causal language model"),
+        ("bert-large", "deepspeed", "bert-large is not a causal language model"),
         ("bert-large", "megatron-lm", "pretrain_gpt.py takes no argument"),
     ],
 )
