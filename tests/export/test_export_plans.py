@@ -66,6 +66,12 @@ def test_a_model_that_a_tool_lacks_is_refused_after_one_layout(
     assert len(asked) == 1 and "so it is with" not in str(caught.value)
 
 
+def test_an_estimate_of_a_model_that_its_tool_lacks_says_so_in_a_note() -> None:
+    found = atoll.estimate("bert-large", "h100", 16, batch=64, tp=2, tool="megatron-lm")
+    (note,) = [note for note in found.to_dict()["notes"] if "pretrain_gpt.py" in note]
+    assert note.endswith("timed as if megatron-lm ran it")
+
+
 def test_a_value_that_a_tool_cannot_run_at_all_does_not_lose_the_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
