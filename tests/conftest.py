@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +23,14 @@ if TYPE_CHECKING:
 settings.register_profile("repeat", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile kernels once, before workers start that would each compile them."""
+    config = session.config
+    if getattr(config.option, "numprocesses", 0) and not config.option.collectonly:
+        subprocess.run([sys.executable, str(Path(__file__).with_name("kernels.py"))])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
