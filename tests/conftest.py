@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from browser import Browser
 
 settings.register_profile("repeat", derandomize=True, deadline=None)
+settings.register_profile("campaign", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 
@@ -45,8 +46,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped {count}: {name}")
     if any(name.endswith("is missing") for name in skipped):
         terminalreporter.write_line("to run them: .ci/run, or install what is missing")
-    if terminalreporter.config.option.markexpr == "not slow":
-        terminalreporter.write_line("tests marked slow were left out; to run them: pytest -m ''")
+    if "not slow" in terminalreporter.config.option.markexpr:
+        terminalreporter.write_line(
+            "tests marked slow were left out; to run them: pytest -m 'not campaign'"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     space = EXAMPLES / "spaces/tiny.yaml"
     atoll.search(
         model="bert-large", space=str(space), devices=8, batch=64, max_power=200.0,
-        baselines=False, beside=["a100-80"], out=out,
+        microbatch=[8], tp=[1, 2], baselines=False, beside=["a100-80"], out=out,
     )  # fmt: skip
     return out
 

@@ -36,7 +36,7 @@ class Counting(Stop):
 @pytest.mark.slow
 def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence() -> None:
     """At its first question, in preparation, search, plateau, fronts and each baseline."""
-    job = some_job(baselines=True, pareto=True)
+    job = some_job(baselines=True, pareto=True, devices=8, batch=32, microbatch=1, tp=1)
     whole = run_search(job)  # later ones ask less often, as some results are kept in memory
     counted = Counting()
     run_search(job, stop=counted)
@@ -65,7 +65,7 @@ def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence() -> None:
 def test_what_was_left_out_comes_with_the_next_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = some_job(baselines=True)
+    job = some_job(baselines=True, few=True)
     whole = run_search(job)  # later ones ask less often, as some results are kept in memory
     counted = Counting()
     run_search(job, stop=counted)
