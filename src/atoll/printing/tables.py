@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from atoll.base.units import format_bytes, format_count, format_seconds, format_value
-from atoll.hardware.device import load_device
 from atoll.printing.console import (
     Output,
     print_error_table,
@@ -75,6 +74,8 @@ def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
     """Print the fields of one entry, or the devices with their figures and all other names."""
     fields = {n: v for n, v in shown.to_dict().items() if n not in ("kind", "format")}
     if shown.kind == "catalogue":
+        from atoll.hardware.device import load_device
+
         devices = [load_device(name) for name in shown.devices]
         rows = [
             (
