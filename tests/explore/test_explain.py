@@ -118,7 +118,7 @@ def test_neighbours_name_the_limit_that_stops_them(
     assert best.peak_power_W + more.power_W > 200.0
     assert more.capped_GHz is not None and more.capped_GHz < best.clock_GHz
     assert more.capped_gain is not None and more.capped_gain < (more.gain or 0.0)
-    assert steps["HBM bandwidth"].more.stopped_by in ("no faster", "not in the lists")
+    assert steps["HBM bandwidth"].more.stopped_by in ("no faster", "not in the space")
 
 
 def test_no_listed_neighbour_within_the_limits_is_better(

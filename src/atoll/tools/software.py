@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, suggestion
 from atoll.cost.gpu_experts import GATE_BACKWARD_BYTES, GATE_BYTES
 from atoll.tools.stack import (
     NEMO,
@@ -118,9 +118,8 @@ def software(
     """Return a stack with a launch file's settings; raise an error for unknown words."""
     stack, unread = overlapping(find_stack(words), overlap or "")
     if unread:
-        raise AtollError(
-            f"overlap: {unread[0]!r} is not known; known are {', '.join((*OVERLAPS, *LISTED))}"
-        )
+        known = suggestion(unread[0], (*OVERLAPS, *LISTED))
+        raise AtollError(f"overlap: {unread[0]!r} is not known{known}")
     return flagged(graphed(stack, cuda_graphs or ""), flags or "")
 
 
@@ -133,10 +132,8 @@ def flagged(stack: Stack, words: str) -> Stack:
         elif word in FLAGS:
             stack = FLAGS[word](stack)
         else:
-            numbered = ", ".join(f"{flag}N" for flag in NUMBERED)
-            raise AtollError(
-                f"flags: {word!r} is not known; known are {', '.join(FLAGS)}, {numbered}"
-            )
+            known = suggestion(word, (*FLAGS, *(f"{flag}N" for flag in NUMBERED)))
+            raise AtollError(f"flags: {word!r} is not known{known}")
     return stack
 
 

@@ -91,7 +91,7 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
     }
     if missing := [name for name in numbers if rotary and numbers[name] is None]:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
-        notes.append(f"{model.name} as described does not say {words}; add what it was built with.")
+        notes.append(f"The model's description has no {words}: add the values it was built with.")
     if rotary and model.rotary_scaling:
         notes.append(
             f"Its rotary positions are scaled ({model.rotary_scaling}); set it as trained."

@@ -323,6 +323,7 @@ class PlannedLayouts:
             etp=None if layout.etp == layout.tp else layout.etp,
             vpp=layout.vpp,
             hsdp=layout.hsdp,
+            sp=layout.sp and layout.tp > 1,
         )
 
     def _stages(
