@@ -165,6 +165,9 @@ class Stack:
     once, after the optimizer's step."""
     slack: float = 1.0
     """Step time over the sum of its parts: allocator, interpreter, waiting."""
+    reduces_all: bool = False
+    """Under ZeRO 2 gradients are all-reduced, and every rank keeps its part (DeepSpeed's
+    `reduce_scatter` is off)."""
     exchanges_heads: bool = False
     """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
     instead of sending keys and values round a ring."""
@@ -240,9 +243,15 @@ class Stack:
         words = [text for name, value, text in choices if getattr(self, name) == value]
         return (*words, *[f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1))
 
+    def sums_everywhere(self, zero: int) -> bool:
+        """Return whether divided gradients are summed on all ranks."""
+        return self.reduces_all and zero == 2
+
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
-        """Return whether context parallelism exchanges heads, which needs divisible key heads."""
-        return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
+        """Return whether context parallelism exchanges heads: key heads that cp divides, or that
+        are repeated on so many ranks each (DeepSpeed's and xtuner's Ulysses)."""
+        divides = kv_heads % cp == 0 or cp % kv_heads == 0
+        return self.exchanges_heads and cp > 1 and divides
 
 
 SOFTWARE = shipped_table("atoll.tools", "software.yaml")
