@@ -171,6 +171,8 @@ class Stack:
     exchanges_heads: bool = False
     """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
     instead of sending keys and values round a ring."""
+    repeats_heads: bool = False
+    """Key heads are repeated where more ranks exchange heads than there are."""
     adapters_exchange_heads: bool = False
     """`exchanges_heads` of runs with adapters."""
     host_layer_s: float = 0.0
@@ -248,10 +250,10 @@ class Stack:
         return self.reduces_all and zero == 2
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
-        """Return whether context parallelism exchanges heads: key heads that cp divides, or that
-        are repeated on so many ranks each (DeepSpeed's and xtuner's Ulysses)."""
-        divides = kv_heads % cp == 0 or cp % kv_heads == 0
-        return self.exchanges_heads and cp > 1 and divides
+        """Return whether context parallelism exchanges heads: the key heads are a multiple of cp,
+        or cp is a multiple of them and they are repeated."""
+        repeated = self.repeats_heads and kv_heads > 0 and cp % kv_heads == 0
+        return self.exchanges_heads and cp > 1 and (kv_heads % cp == 0 or repeated)
 
 
 SOFTWARE = shipped_table("atoll.tools", "software.yaml")

@@ -26,7 +26,6 @@ from atoll.validation.row_settings import (
 from atoll.validation.step_rows import WIDE, run_from_step, unpriced_words
 from atoll.validation.tables import RunRow
 
-
 REPLICATED = ("eager", "compiled", "gaudi")
 """Software whose data parallelism keeps all weights and states on every device by default."""
 
