@@ -245,10 +245,6 @@ class Stack:
         words = [text for name, value, text in choices if getattr(self, name) == value]
         return (*words, *[f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1))
 
-    def sums_everywhere(self, zero: int) -> bool:
-        """Return whether divided gradients are summed on all ranks."""
-        return self.reduces_all and zero == 2
-
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
         """Return whether context parallelism exchanges heads: the key heads are a multiple of cp,
         or cp is a multiple of them and they are repeated."""

@@ -330,7 +330,8 @@ class Stepper:
             mirrored = layout.copies, everyone * (layout.pp - 1)  # the first stage and the last
             replicas = layout.hsdp, everyone // layout.hsdp
             owners = inside[0] * layout.copies
-            reduction = "all_reduce" if run.stack.sums_everywhere(layout.zero) else "reduce_scatter"
+            summed = run.stack.reduces_all and layout.zero == 2
+            reduction = "all_reduce" if summed else "reduce_scatter"
             if layout.zero:
                 steps = [
                     ("all_gather", True, 1, inside),

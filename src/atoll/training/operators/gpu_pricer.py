@@ -437,10 +437,9 @@ class GpuPricer:
         # Key heads of all samples are the scores' batch, their query heads lie in its rows.
         kv_heads = scores.batch
         heads = kv_heads * max(1, scores.m // scores.n)
-        causal = scores.fraction < 1
+        causal, head = scores.fraction < 1, max(scores.k, 1)
         # The width of a value head; backwards the other dimension is the sequence.
         width = min(values.m, values.n) if backward else values.n
-        head = max(scores.k, 1)
         if self.stack.gives_heads(kv_heads // samples, ring):
             heads, kv_heads = heads // ring, max(samples, kv_heads // ring)
             queries, ring = sequence, 1
