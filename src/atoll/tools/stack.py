@@ -165,9 +165,14 @@ class Stack:
     once, after the optimizer's step."""
     slack: float = 1.0
     """Step time over the sum of its parts: allocator, interpreter, waiting."""
+    reduces_all: bool = False
+    """Under ZeRO 2 gradients are all-reduced, and every rank keeps its part (DeepSpeed's
+    `reduce_scatter` is off)."""
     exchanges_heads: bool = False
     """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
     instead of sending keys and values round a ring."""
+    repeats_heads: bool = False
+    """Key heads are repeated where more ranks exchange heads than there are."""
     adapters_exchange_heads: bool = False
     """`exchanges_heads` of runs with adapters."""
     host_layer_s: float = 0.0
@@ -241,8 +246,10 @@ class Stack:
         return (*words, *[f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1))
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
-        """Return whether context parallelism exchanges heads, which needs divisible key heads."""
-        return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
+        """Return whether context parallelism exchanges heads: the key heads are a multiple of cp,
+        or cp is a multiple of them and they are repeated."""
+        repeated = self.repeats_heads and kv_heads > 0 and cp % kv_heads == 0
+        return self.exchanges_heads and cp > 1 and (kv_heads % cp == 0 or repeated)
 
 
 SOFTWARE = shipped_table("atoll.tools", "software.yaml")

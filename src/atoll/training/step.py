@@ -249,7 +249,7 @@ class Stepper:
         if cp == 1 or not cost.ring_bytes:
             return 0.0
         if self.run.stack.gives_heads(cost.kv_heads, cp):
-            return all_to_all_s(self.run.network, cost.heads_bytes, cp, self.layout.tp)
+            return all_to_all_s(self.run.network, cost.given_bytes(cp), cp, self.layout.tp)
         ring_step_s = neighbours_s(self.run.network, cost.ring_bytes, cp, self.layout.tp)
         hidden_s = self.run.stack.overlap.ring * attention_s * (cp - 1) / cp
         return max(0.0, ring_step_s * (cp - 1) * tensors - hidden_s)
@@ -330,11 +330,13 @@ class Stepper:
             mirrored = layout.copies, everyone * (layout.pp - 1)  # the first stage and the last
             replicas = layout.hsdp, everyone // layout.hsdp
             owners = inside[0] * layout.copies
+            summed = run.stack.reduces_all and layout.zero == 2
+            reduction = "all_reduce" if summed else "reduce_scatter"
             if layout.zero:
                 steps = [
                     ("all_gather", True, 1, inside),
                     ("all_gather", True, inside[0], mirrored),
-                    ("reduce_scatter", False, 1, inside),
+                    (reduction, False, 1, inside),
                     ("reduce_scatter", False, inside[0], mirrored),
                     ("all_reduce", False, owners, replicas),
                 ]

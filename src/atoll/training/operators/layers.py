@@ -82,6 +82,11 @@ class LayerCost:
     backward_peak: Callable[[], float] = field(default=float, compare=False)
     """Computes `backward_bytes`, likewise."""
 
+    def given_bytes(self, cp: int) -> float:
+        """Return the bytes of an exchange of heads; fewer key heads than ranks are repeated."""
+        repeats = max(1.0, cp / max(1, self.kv_heads))
+        return self.heads_bytes + (repeats - 1) * self.ring_bytes
+
     def kept(self, policy: str) -> PolicyCost:
         """Return a policy by name; "optimal-n" is the n-th of `optimal`, or the last."""
         if policy in self._named:

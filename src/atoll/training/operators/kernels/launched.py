@@ -9,7 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.base.errors import AtollError
-from atoll.cost.gpu_attention import BACKWARD_QUERY_PASSES
+from atoll.cost.gpu_attention import (
+    BACKWARD_PRODUCTS,
+    BACKWARD_QUERY_PASSES,
+    FORWARD_PRODUCTS,
+)
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import KERNELS, Stack, VectorPasses
 from atoll.training.operators.kernels.adapter_passes import with_adapter_passes
@@ -74,12 +78,23 @@ WIDE_COLUMNS = 192
 FP32_ATTENTION = 7.0  # SDPA's fmha_cutlassF_f32 and fmha_cutlassB_f32 over 16-bit cuDNN
 
 
-def attention_factor(gpu: Gpu, stack: Stack, attention: str, kind: str) -> float:
-    """Return the time of attention over that of the fastest kernels for as many scores."""
-    factor = FIRST_FLASH if attention == "flash1" else 1.0
+def library_s(
+    gpu: Gpu, stack: Stack, attention: str, op: Operator, fastest_s: float, ring: int
+) -> float:
+    """Return the time of attention by the library that runs it, given that of the fastest kernels
+    for as many scores. Where the rate of FlashAttention-2 was measured, it sets the pace.
+    """
+    backward, factor = op.kind == "attention_bwd", FIRST_FLASH if attention == "flash1" else 1.0
+    library = attention.replace("flash1", "flash2")
+    rate = gpu.flash2_backward_flops if backward else gpu.flash2_flops
+    if rate is not None and library == "flash2":
+        scores = op.matmuls[0]
+        computed = scores.batch * scores.m * scores.n * scores.k * (1 + (scores.fraction == 1))
+        flops = ring * computed * (BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS)
+        return factor * max(fastest_s, flops / rate)
     if gpu.tensor_per_exp >= 1:
-        factor *= ON_HOPPER.get(attention.replace("flash1", "flash2"), {}).get(kind, 1.0)
-    return factor * (FP32_ATTENTION if stack.wide else 1.0)
+        factor *= ON_HOPPER.get(library, {}).get(op.kind, 1.0)
+    return fastest_s * factor * (FP32_ATTENTION if stack.wide else 1.0)
 
 
 def launched(layer: Layer, run: Run, samples: int) -> Layer:
