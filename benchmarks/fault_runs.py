@@ -18,7 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from fault_forks import Forked, Server, serve
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 480.0
@@ -61,6 +63,11 @@ class Question:
     name: str
     words: Sequence[str]
 
+    @property
+    def warm(self) -> Sequence[str]:
+        """Another question that needs the same kernels."""
+        return (*self.words, "--batch", "256", "--workers", "0", "--json")
+
 
 def questions(folder: Path) -> list[Question]:
     """Small ones, whose files lie in a folder; each takes a few seconds."""
@@ -99,16 +106,26 @@ def questions(folder: Path) -> list[Question]:
 class Asked:
     """A question's command, under way in a process group of its own."""
 
+    server: ClassVar[Server | None] = None
+    """Forks commands, which saves their start."""
+    process: subprocess.Popen[bytes] | Forked
+
     def __init__(
         self, question: Question, out: Path, *more: str,
-        trouble: str = "", redirect: str = "", encoding: str = "",
+        trouble: str = "", redirect: str = "", encoding: str = "", fresh: bool = False,
     ) -> None:  # fmt: skip
-        """`trouble`: see `child`. `redirect`: of the shell. `encoding`: of a readable answer."""
+        """`trouble`: see `child`. `redirect`: of the shell. `encoding`: of a readable answer.
+        `fresh`: with an interpreter of its own, as where output is redirected.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="atoll-fault-"))
         words = [*question.words, "--out", str(out), *([] if encoding else ["--json"]), *more]
         command = [sys.executable, __file__, str(self._folder), trouble, *words]
         self._said = (self._folder / "said").open("w+", encoding="utf-8", errors="replace")
         self._out = (self._folder / "out").open("w+", encoding="utf-8", errors="replace")
+        self.began = time.monotonic()
+        if self.server is not None and not (redirect or encoding or fresh):
+            self.process = self.server.start(self._folder, trouble, words)
+            return
         self.process = subprocess.Popen(
             ["sh", "-c", f'exec "$@" {redirect}', "sh", *command],
             stdout=self._out,
@@ -116,7 +133,6 @@ class Asked:
             start_new_session=True,
             env=os.environ | ({"PYTHONIOENCODING": encoding} if encoding else {}),
         )
-        self.began = time.monotonic()
 
     def end(self, limit_s: float = LIMIT_S) -> End:
         """Wait for it; whatever is left of its group goes with it."""
@@ -200,7 +216,8 @@ def child(folder: Path, trouble: str, words: Sequence[str]) -> None:
     try:
         atoll.cli.main()
     finally:
-        (folder / "redone").write_text(str(redone))
+        if folder.is_dir():
+            (folder / "redone").write_text(str(redone))
 
 
 def jumping(seed: int) -> None:
@@ -268,6 +285,39 @@ def begun(folder: Path) -> bool:
         return False
 
 
+def seen(folder: Path) -> dict[str, Any]:
+    """What each reader of a folder finds; "sentence" or "traceback: ..." in place of it."""
+    from atoll.base.errors import AtollError
+    from atoll.explore.explain import explanation
+    from atoll.report.folder import open_folder
+    from atoll.report.page import write_report
+    from atoll.store import RunReader
+
+    explanation.STEPS_S = 0.0  # neighbours of a chip are in no file
+
+    def designs() -> Any:
+        with RunReader(folder) as run:
+            rows = [list(row) for piece in run.since(0.0) for row in piece]
+            return rows, run.designs(limit=9), answer(json.dumps(run.result().to_dict()))
+
+    def loaded() -> Any:
+        return answer(json.dumps(open_folder(folder).answer.to_dict()))
+
+    def report() -> Any:
+        write_report(folder)
+        return True
+
+    found: dict[str, Any] = {}
+    for read in (designs, loaded, report):
+        try:
+            found[read.__name__] = read()
+        except AtollError:
+            found[read.__name__] = "sentence"
+        except Exception as error:
+            found[read.__name__] = f"traceback: {type(error).__name__}: {error}"
+    return found
+
+
 class Tally:
     """Counts of one kind of fault."""
 
@@ -296,4 +346,7 @@ class Tally:
 
 
 if __name__ == "__main__":
-    child(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    if sys.argv[1] == "--serve":
+        serve(child)
+    else:
+        child(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

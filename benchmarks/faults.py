@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -48,8 +47,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fault_runs
 from fault_cluster import Cluster
 from fault_doors import AGENTS, READERS, SPECIAL_FILES, agent_fault, input_fault
+from fault_forks import Server
 from fault_runs import (
     LIMIT_S,
     Asked,
@@ -61,6 +62,7 @@ from fault_runs import (
     child_processes,
     questions,
     records,
+    seen,
 )
 from record import figure, recorded
 
@@ -233,7 +235,7 @@ def signals(campaign: Campaign, name: str, number: signal.Signals, *, early: boo
     """
     tally = Tally()
     out = campaign.fresh()
-    asked = Asked(campaign.asked[name], out, "--workers", "0")
+    asked = Asked(campaign.asked[name], out, "--workers", "0", fresh=early)
     if asked.wait_until(
         lambda: handles(asked.process.pid, signal.SIGTERM) if early else begun(out)
     ):
@@ -363,36 +365,6 @@ def damage(campaign: Campaign, name: str, count: int) -> Tally:
     return tally
 
 
-def seen(folder: Path) -> dict[str, Any]:
-    """What each reader of a folder finds; "sentence" or "traceback: ..." in place of it."""
-    from atoll.base.errors import AtollError
-    from atoll.report.folder import open_folder
-    from atoll.report.page import write_report
-    from atoll.store import RunReader
-
-    def designs() -> Any:
-        with RunReader(folder) as run:
-            rows = [list(row) for piece in run.since(0.0) for row in piece]
-            return rows, run.designs(limit=9), answer(json.dumps(run.result().to_dict()))
-
-    def loaded() -> Any:
-        return answer(json.dumps(open_folder(folder).answer.to_dict()))
-
-    def report() -> Any:
-        write_report(folder)
-        return True
-
-    found: dict[str, Any] = {}
-    for read in (designs, loaded, report):
-        try:
-            found[read.__name__] = read()
-        except AtollError:
-            found[read.__name__] = "sentence"
-        except Exception as error:
-            found[read.__name__] = f"traceback: {type(error).__name__}: {error}"
-    return found
-
-
 # --- The campaign ---------------------------------------------------------------------------------
 
 KINDS = (
@@ -486,6 +458,8 @@ def main() -> int:
         with ThreadPoolExecutor(given.jobs) as pool:
             for (label, _), tally in zip(chosen, pool.map(run, range(len(chosen))), strict=True):
                 rows.setdefault(label, Counter()).update(tally.counts)
+        if Asked.server is not None:
+            Asked.server.close()
     print("| fault | faults | " + " | ".join(WORDS) + " |")
     print("|---|" + "---:|" * (1 + len(WORDS)))
     for label, counts in rows.items():
@@ -502,17 +476,21 @@ def main() -> int:
 
 
 def prepared(folder: Path, names: Sequence[str] | None) -> Campaign:
-    """All questions asked in peace, twice: the first may compile kernels."""
+    """All questions asked in peace: by an interpreter, which may compile kernels, and by a fork."""
     asked = {q.name: q for q in questions(folder) if not names or q.name in names}
     peace, took_s = {}, {}
     for name, question in asked.items():
-        Asked(question, folder / f"first-{name}", "--workers", "0").end(10 * LIMIT_S)
-        under_way = Asked(question, folder / f"peace-{name}", "--workers", "0")
-        end = under_way.end()
-        took_s[name] = time.monotonic() - under_way.began
+        end = Asked(question, folder / f"first-{name}", "--workers", "0").end(10 * LIMIT_S)
         if end.word != "answer":
             raise SystemExit(f"{name} has no answer in peace: {end.said}")
         peace[name] = answer(end.out)
+    Asked.server = Server(fault_runs.__file__, [question.warm for question in asked.values()])
+    for name, question in asked.items():
+        under_way = Asked(question, folder / f"peace-{name}", "--workers", "0")
+        end = under_way.end(10 * LIMIT_S)
+        took_s[name] = time.monotonic() - under_way.began
+        if end.word != "answer" or answer(end.out) != peace[name]:
+            raise SystemExit(f"{name} has another answer in a fork: {end.said}")
     return Campaign(random.Random(0), folder, asked, peace, took_s)
 
 

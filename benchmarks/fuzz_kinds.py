@@ -62,7 +62,8 @@ def made_answers() -> Iterator[Path]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        atoll.search(ROOT / "examples" / "jobs" / "tiny.yaml", pareto=True, out=folder / "search")
+        tiny = ROOT / "examples" / "jobs" / "tiny.yaml"
+        atoll.search(tiny, devices=8, batch=64, pareto=True, out=folder / "search")
         few = [1, 2]
         plan = atoll.plan("gpt2-xl", "h100", 16, batch=64, tp=few, pp=few, microbatch=few)
         write_plan(plan, folder / "plan")
@@ -103,6 +104,7 @@ def readers(made: Path) -> list[Reader]:
     operators = b"".join(small[:1] + small[1::40])
     steps = b"".join((ROOT / "src/atoll/data/h200_steps.csv").read_bytes().splitlines(True)[:6])
     runs = measured_runs()
+    chips = (ROOT / "tests/data/chips.csv").read_bytes().splitlines(keepends=True)
     catalog = "src/atoll/hardware/catalog"
     stored = _folder(made / "search", "result.json", "search.sqlite")
     planned = _folder(made / "plan", "plan.json")
@@ -169,7 +171,7 @@ def readers(made: Path) -> list[Reader]:
         Reader("run log", "text", "run.log", LOGS, _run_log),
         Reader("run log.gz", "binary", "run.log.gz", [gzip.compress(LOGS[0], 1)], _run_log),
         Reader("pasted launch", "json", "body.json", [PASTED], _pasted),
-        Reader("chips", "csv", "c.csv", _files("tests/data/chips.csv"), _chips),
+        Reader("chips", "csv", "c.csv", [b"".join(chips[:4])], _chips),
         Reader("wafer runs", "csv", "r.csv", [MESHES], _meshes),
         Reader("devices' operators", "csv", "o.csv", [TIMED], atoll.validate),
         Reader("operators", "csv", "o.csv", [operators], atoll.validate),
@@ -239,9 +241,11 @@ def _run_log(path: Path) -> Any:
 
 
 def _pasted(path: Path) -> Any:
-    from atoll.serve.pasted_file import check_pasted
+    """Read and priced; little time is left for better layouts."""
+    from atoll.serve import pasted_file
 
-    found = check_pasted(path.read_bytes())
+    pasted_file.LIMIT_S = 0.01
+    found = pasted_file.check_pasted(path.read_bytes())
     return found.check.to_dict()
 
 
@@ -268,14 +272,16 @@ def _onnx(path: Path) -> Any:
 
 
 def _search_folder(path: Path) -> Any:
-    from atoll.explore.explain.explanation import explain_result
+    """Drawn and explained; little time is left for the neighbours of its chip."""
+    from atoll.explore.explain import explanation
     from atoll.report.folder import open_folder
     from atoll.report.page import write_report
     from atoll.report.trace import search_trace
 
+    explanation.STEPS_S = 0.1
     write_report(path)
     found: Any = open_folder(path).answer
-    return explain_result(found), len(search_trace(found))
+    return found.explain(), len(search_trace(found))
 
 
 def _wafer_folder(path: Path) -> Any:

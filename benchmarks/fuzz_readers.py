@@ -38,11 +38,12 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import is_dataclass
+from dataclasses import astuple, is_dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from atoll.answers.plan import Gain
 from atoll.base.errors import AtollError
 from fuzz_changes import Seed, changed
 from fuzz_kinds import Reader, made_answers, readers
@@ -75,6 +76,8 @@ MAY_BE_NEGATIVE = re.compile(
 
 def nonsense(value: Any, name: str = "") -> str:
     """The first number of an answer that none can be; nothing where there is none."""
+    if isinstance(value, Gain):  # differences, with either sign
+        value = [abs(v) for v in astuple(value) if isinstance(v, float)]
     if is_dataclass(value) and not isinstance(value, type):
         value = {field: getattr(value, field) for field in value.__dataclass_fields__}
     if isinstance(value, Mapping):

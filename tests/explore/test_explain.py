@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from typer.testing import CliRunner
 
 import atoll
 from atoll.answers.search import SearchAnswer, SearchExplanation
+from atoll.base.errors import AtollError
 from atoll.cli import app
+from atoll.explore.explain import explanation
 from atoll.explore.explain.described_device import described_device
 from atoll.explore.explain.device_comparison import DeviceComparer
 from atoll.explore.explain.neighbours import Neighbours, answer_chip
@@ -119,6 +122,23 @@ def test_neighbours_name_the_limit_that_stops_them(
     assert more.capped_GHz is not None and more.capped_GHz < best.clock_GHz
     assert more.capped_gain is not None and more.capped_gain < (more.gain or 0.0)
     assert steps["HBM bandwidth"].more.stopped_by in ("no faster", "not in the space")
+
+
+def test_neighbours_end_with_their_time_limit(
+    answer: SearchAnswer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explanation, "STEPS_S", 1e-6)
+    told = answer.explain()
+    assert not told.steps and told.models and "evaluated for 1e-06 s" in told.notes[0]
+    assert told.comparison.keys() == answer.beside.keys()
+
+
+def test_a_device_that_is_gone_is_a_note_but_an_unknown_one_an_error(answer: SearchAnswer) -> None:
+    gone = replace(answer, beside={"gone.yaml": answer.beside["a100-80"]})
+    told = gone.explain()
+    assert told.steps and not told.comparison and "gone.yaml" in told.notes[0]
+    with pytest.raises(AtollError, match="unheard"):
+        answer.explain(beside=("unheard-of",))
 
 
 def test_no_listed_neighbour_within_the_limits_is_better(

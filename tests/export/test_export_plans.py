@@ -7,10 +7,10 @@ from itertools import product
 import pytest
 
 import atoll
-from atoll.base.errors import AtollError
+from atoll import export
+from atoll.base.errors import AtollError, UnusableError
 from atoll.export import export_run
 from atoll.tools.registry import TOOLS
-from atoll.training.planner.search import UnusableError
 
 
 @pytest.mark.parametrize("target", [tool.name for tool in TOOLS.values() if tool.write])
@@ -42,10 +42,28 @@ def test_no_usable_layout_was_missed() -> None:
     assert found.best.step.time_s == min(e.step.time_s for e in usable if e.fits)
 
 
-def test_a_tool_that_can_run_none_says_why() -> None:
-    with pytest.raises(UnusableError, match="has no model of the kind of gpt2-xl") as caught:
-        atoll.plan("gpt2-xl", "h100", 8, batch=8, tp=[1], export="torchtitan")
+def test_a_tool_that_can_run_no_layout_says_why() -> None:
+    with pytest.raises(UnusableError, match="loss in 8 equal parts") as caught:
+        atoll.plan("llama3-8b", "h100", 8, batch=8, sequence=1001, tp=[1], tool="torchtitan")
     assert "(so it is with all " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "tool", "words"),
+    [
+        ("mixtral-8x7b", "torchtitan", "has no model of the kind of mixtral-8x7b"),
+        ("bert-large", "deepspeed", "bert-large is not a causal language model"),
+        ("bert-large", "megatron-lm", "pretrain_gpt.py takes no argument"),
+    ],
+)
+def test_a_model_that_a_tool_lacks_is_refused_after_one_layout(
+    model: str, tool: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(export, "export_run", lambda *a: asked.append(a) or export_run(*a))
+    with pytest.raises(UnusableError, match=words) as caught:
+        atoll.plan(model, "h100", 64, batch=512, tool=tool)
+    assert len(asked) == 1 and "so it is with" not in str(caught.value)
 
 
 def test_a_value_that_a_tool_cannot_run_at_all_does_not_lose_the_plan(

@@ -362,7 +362,7 @@ class SearchAnswer(DrawnAnswer):
             'bert-large'
         """
         explain_result = import_named("atoll.explore.explain.explanation:explain_result")
-        explanation: SearchExplanation = explain_result(self, tuple(beside) or tuple(self.beside))
+        explanation: SearchExplanation = explain_result(self, tuple(beside))
         return explanation
 
 

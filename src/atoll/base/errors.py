@@ -51,6 +51,10 @@ def near_names(name: str, choices: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(name, choices, n=3)
 
 
+class UnusableError(AtollError):
+    """A training tool can run no layout of a model, or none of those that fit."""
+
+
 class InfeasibleError(AtollError):
     """The input is well formed, but nothing in the stated space satisfies it.
 

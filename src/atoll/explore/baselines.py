@@ -72,11 +72,15 @@ def single_chip_space(chip: Accelerator, options: tuple[Hbm, ...]) -> DesignSpac
 
 
 def chip_score(
-    chip: Accelerator, setting: SearchSetting, variants: Variants, objective: Objective
+    chip: Accelerator,
+    setting: SearchSetting,
+    variants: Variants,
+    objective: Objective,
+    stop: Stop | None = None,
 ) -> float | None:
     """Return the score of the best placements on one chip, None where nothing fits."""
     space = single_chip_space(chip, (chip.hbm,))
-    outcome = exact_search(Search(space, variants, setting, objective, _FINE))
+    outcome = exact_search(Search(space, variants, setting, objective, _FINE, stop=stop))
     return None if outcome.best is None else outcome.score
 
 

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any
 
 from atoll.answers.layout import LaunchFile
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, UnusableError
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.tools.files.shell_tokens import UNKNOWN
@@ -152,6 +152,8 @@ def refusals(run: Run) -> Callable[[Layout], str | None] | None:
     def refusal(layout: Layout) -> str | None:
         try:
             export_run(tool.name, run, layout)
+        except UnusableError:  # under every layout
+            raise
         except AtollError as error:
             return str(error)
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from atoll.answers.answer import AnsweredResult, build_from
 from atoll.answers.validation import BetterLayout, CheckAnswer, CheckedArguments, MeasuredRun
-from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError, UnusableError
 from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import format_seconds
 from atoll.export import refusals
@@ -24,7 +24,6 @@ from atoll.questions.verbs import CheckQuestion
 from atoll.tools.arguments import Launch
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
-from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
 from atoll.training.request import compiles_itself, layout_from_question, run_from_question
 from atoll.training.run import Run

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from atoll.answers.answer import dumped
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
-from atoll.answers.search import DeviceComparison, NearAnswer, NextChip, SearchAnswer
-from atoll.base.errors import AtollError
+from atoll.answers.search import NearAnswer, NextChip, SearchAnswer
 from atoll.base.units import NOT_COUNTED, format_slower
-from atoll.explore.explain.device_comparison import DeviceComparer
-from atoll.explore.explain.neighbours import Neighbours
 from atoll.front import ScriptData
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, chip_template
-from atoll.report.space_view import answer_question, space_points
+from atoll.report.space_view import space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import memory_view, timeline_view, times_view
 from atoll.store import StatusAnswer
@@ -44,16 +40,9 @@ def search_view(
     if status is not None and status.state == "running":
         notes.append("Partial: a search is running in this folder; this is its last report.")
     points = space_points(folder, answer)
-    gains: ScriptData | None = None
-    comparison: Mapping[str, DeviceComparison] = {}
-    chip = best.accelerator
-    try:
-        neighbours = Neighbours.of(chip, answer_question(answer))
-        rows = neighbours.steps()
-        gains = {"unit": unit, "per_mm2": True, "rows": rows, "base": neighbours.score}
-        comparison = DeviceComparer.of(answer, neighbours).compare(tuple(answer.beside))
-    except AtollError as error:
-        notes.append(f"No sensitivities: {error}")
+    chip, explanation = best.accelerator, answer.explain()
+    notes.extend(explanation.notes)
+    gains = {"unit": unit, "per_mm2": True, "rows": explanation.steps}
     capacity_bytes = chip.hbm_GiB * 2**30
     return {
         "kind": "search",
@@ -74,8 +63,8 @@ def search_view(
         "models": [model_view(plan, chip, capacity_bytes) for plan in best.models],
         "times": _times(answer),
         "space": None if points is None else points.packed(),
-        "sensitivity": gains,
-        "comparison": comparison or None,
+        "sensitivity": gains if explanation.steps else None,
+        "comparison": explanation.comparison or None,
         "tables": [] if answer.ahead is None else [_price_table(answer.ahead)],
     }
 

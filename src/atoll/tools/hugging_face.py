@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import shipped_table
-from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
+from atoll.tools.launch_plan import LaunchPlan, Settings, refuse_model
 from atoll.workload import config_from_hf
 from atoll.workload.adapters import MLP
 from atoll.workload.families.family import FAMILIES
@@ -29,7 +29,9 @@ def model_contents(plan: LaunchPlan, target: str) -> dict[str, Any]:
     """
     model = plan.model
     if model.patch_inputs or model.encoder_layers or not model.causal:
-        raise refuse(target, f"{model.name} is not a causal language model; choose another tool")
+        raise refuse_model(
+            target, f"{model.name} is not a causal language model; choose another tool"
+        )
     contents = model_config_json(model, plan.sequence)
     return {NAME: hub_name(model)} if contents is None else {**contents, NAME: model.name}
 
@@ -98,5 +100,6 @@ def adapter_targets(plan: LaunchPlan, target: str) -> list[str]:
     """Return PEFT's names of the projections with adapters."""
     targets = plan.adapters.targets if plan.adapters else ()
     if plan.model.experts and set(targets) & set(MLP):
-        raise refuse(target, "PEFT has no adapters for fused experts; use --lora-targets attention")
+        reason = "PEFT has no adapters for fused experts; use --lora-targets attention"
+        raise refuse_model(target, reason)
     return [f"{name}_proj" for name in targets]

@@ -10,7 +10,7 @@ from pprint import pformat
 from string import Template
 from typing import Any
 
-from atoll.base.errors import AtollError, check_count
+from atoll.base.errors import AtollError, UnusableError, check_count
 from atoll.step.layout import Layout, check_layout, divisors
 from atoll.step.stages import even_sizes
 from atoll.workload.adapters import Adapters
@@ -159,6 +159,11 @@ def trial_note(*variables: str) -> str:
 def refuse(target: str, reason: str) -> AtollError:
     """Return the error for a layout that a target cannot express."""
     return AtollError(f"export to {target}: {reason}")
+
+
+def refuse_model(target: str, reason: str) -> UnusableError:
+    """Return the error for a model that a target cannot train under any layout."""
+    return UnusableError(str(refuse(target, reason)))
 
 
 def check(target: str, reasons: Iterable[str]) -> None:

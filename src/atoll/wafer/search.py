@@ -42,6 +42,7 @@ QUICK_SOLVED = 11  # the same when many wafers are compared
 FIRST_SOLVED, QUICK_FIRST = 10, 1  # of these, the candidates with the best bounds come first
 LEAST_GAIN = 1e-3  # share of a step: candidates whose bounds promise less are not solved
 SMALL = 8  # dies of a small stage
+LARGE = 128  # dies: on larger wafers a mapping of small stages is solved first
 UPCOMING = 3  # candidates prefetched for other cores
 
 
@@ -162,6 +163,8 @@ class WaferSearch:
             self._check_memory()
         queue = self.candidates()
         self._total = len(queue)
+        if not self._pool and self.wafer.dies > LARGE:
+            self._solve_small_stages(queue)
         self._report("mappings", len(queue))
         first = QUICK_FIRST if self.quick else FIRST_SOLVED
         while self._solved < first and self._solve_next(queue, [queue] * UPCOMING):
@@ -186,6 +189,18 @@ class WaferSearch:
         self._overall_s = min(best.step_s, lowest.bound_s + self.wafer.step_s)
         self._report("proven", 0)
         return self._overall_s
+
+    def _solve_small_stages(self, queue: Sequence[PipelineShape]) -> None:
+        """Solve the candidate with the best bound of those with small stages, or with the smallest
+        that fit: an answer for searches that end while the bounds of large stages are computed.
+        """
+        dies = SMALL
+        while not self._pool and dies < 2 * self.wafer.dies:
+            shapes = [c for c in queue if dies // 2 < c.width * c.height <= dies]
+            for c in sorted(shapes, key=lambda c: (c.bound_s, abs(c.width - c.height)))[:1]:
+                cost = self.pieces.plan(self._rectangles(c), c.microbatch, INFINITY)
+                self._pool += [] if cost is None else [cost]
+            dies *= 2
 
     def _solve_next(self, queue: list[PipelineShape], later: Sequence[list[PipelineShape]]) -> bool:
         """Solve the candidate of the queue (a heap) with the best fully sharpened bound; return

@@ -12,6 +12,7 @@ from atoll.answers.plan import Sensitivity
 from atoll.answers.search import (
     Comparison,
     DesignAnswer,
+    DeviceComparison,
     ExplainedModel,
     RooflinePoint,
     ScheduleSummary,
@@ -21,6 +22,7 @@ from atoll.answers.search import (
     SlowOperator,
 )
 from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop
 from atoll.explore.answer.operator_limits import shares
 from atoll.explore.explain.device_comparison import DeviceComparer
 from atoll.explore.explain.neighbours import Neighbours
@@ -31,21 +33,31 @@ _CHIP_FIELDS = (
     "tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_MiB", "clock_GHz",
     "hbm_GiB", "area_mm2",
 )  # fmt: skip
+STEPS_S = 60.0
+"""Time limit for the neighbours of a chip."""
 
 
 def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchExplanation:
     """Explain where the time goes, what limits operators, and why neighbours of the chip,
-    runners-up and existing devices are not the answer.
+    runners-up and existing devices (those of the search unless given) are not the answer.
     """
     best = result.best
     steps: tuple[Sensitivity, ...] = ()
     comparer: DeviceComparer | None = None
+    comparison: dict[str, DeviceComparison] = {}
     notes: tuple[str, ...] = ()
+    stop = Stop(STEPS_S)
     try:
-        neighbours = Neighbours.of(best.accelerator, SearchQuestion.from_dict(result.job))
-        steps, comparer = neighbours.steps(), DeviceComparer.of(result, neighbours)
+        neighbours = Neighbours.of(best.accelerator, SearchQuestion.from_dict(result.job), stop)
+        steps = neighbours.steps()
+        if stop():
+            notes = (f"Neighbours of the chip were evaluated for {STEPS_S:g} s: some are missing.",)
+        comparer = DeviceComparer.of(result, neighbours)
+        comparison = comparer.compare(() if devices else tuple(result.beside))
     except AtollError as error:
-        notes = (f"Chips were not evaluated again: {error}",)
+        notes += (f"Chips were not evaluated again: {error}",)
+    if devices and comparer:
+        comparison = comparer.compare(devices)
     return build_from(
         SearchExplanation,
         result,
@@ -54,7 +66,7 @@ def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchE
         models=tuple(_explained(plan, best.accelerator, result.job) for plan in best.models),
         runners_up=tuple(_compare(best, runner_up) for runner_up in result.runners_up),
         steps=steps,
-        comparison=comparer.compare(devices) if comparer else {},
+        comparison=comparison,
         notes=notes,
     )
 

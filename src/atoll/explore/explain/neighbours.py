@@ -10,6 +10,7 @@ are finite, not derivatives: a step may change a tiling.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from atoll.answers.design import ChipFigures
 from atoll.answers.plan import Gain, Sensitivity
 from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.base.units import format_bandwidth, format_bytes
 from atoll.explore.answer.scope import SearchScope, listed_space, open_space
 from atoll.explore.baselines import chip_score
@@ -61,14 +63,16 @@ class Neighbours:
     variants: Variants
     objective: Objective
     tolerance: float
+    stop: Stop
 
     @staticmethod
-    def of(figures: ChipFigures, job: SearchQuestion) -> Neighbours:
+    def of(figures: ChipFigures, job: SearchQuestion, stop: Stop | None = None) -> Neighbours:
         space, scope = open_space(job)
         setting, variants = prepare_search(job)
         objective = make_objective(job, space, setting, variants)
         chip, lists = answer_chip(figures, job), listed_space(job)
-        return Neighbours(chip, lists, scope, setting, variants, objective, job.tolerance)
+        stop = stop or Stop()
+        return Neighbours(chip, lists, scope, setting, variants, objective, job.tolerance, stop)
 
     @cached_property
     def score(self) -> float | None:
@@ -76,12 +80,20 @@ class Neighbours:
         return chip_score(self.chip, self.setting, self.variants, self.objective)
 
     def steps(self) -> tuple[Sensitivity, ...]:
-        """Return the next smaller and larger value of each part, and what they do."""
-        return (
-            *filter(None, map(self._listed, self.lists.axes.names)),
-            *self._memory(),
-            Sensitivity(what=LINK, less=self._links(RATES[0]), more=self._links(RATES[1])),
-        )
+        """Return the next smaller and larger value of each part, and what they do; parts that are
+        not evaluated when `stop` is true are left out.
+        """
+        rows: list[Sensitivity] = []
+        with suppress(StoppedError):
+            for row in self._parts():
+                check_stop(self.stop)
+                rows.append(row)
+        return tuple(rows)
+
+    def _parts(self) -> Iterator[Sensitivity]:
+        yield from filter(None, map(self._listed, self.lists.axes.names))
+        yield from self._memory()
+        yield Sensitivity(what=LINK, less=self._links(RATES[0]), more=self._links(RATES[1]))
 
     def _listed(self, name: str) -> Sensitivity | None:
         """Step along one list of the space."""
@@ -149,7 +161,7 @@ class Neighbours:
         listed: bool = False,
     ) -> Gain:
         setting = setting or self.setting
-        score = chip_score(chip, setting, self.variants, self.objective)
+        score = chip_score(chip, setting, self.variants, self.objective, self.stop)
         relative = self._relative(score)
         area_mm2 = accelerator_area_mm2(chip) - accelerator_area_mm2(self.chip)
         added = None if relative is None else relative * (self.score or 0.0)
@@ -169,8 +181,8 @@ class Neighbours:
             capped = TemplateChip(chip).capped(limit_W).accelerator
         except AtollError:  # it draws more at rest
             return gain
-        slower = self._relative(chip_score(capped, setting, self.variants, self.objective))
-        return replace(gain, capped_GHz=capped.clock_Hz / 1e9, capped_gain=slower)
+        score = chip_score(capped, setting, self.variants, self.objective, self.stop)
+        return replace(gain, capped_GHz=capped.clock_Hz / 1e9, capped_gain=self._relative(score))
 
     def _relative(self, score: float | None) -> float | None:
         return None if score is None or not self.score else score / self.score - 1.0

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import shipped_table
-from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
+from atoll.tools.launch_plan import LaunchPlan, Settings, refuse, refuse_model
 from atoll.tools.megatron_lm.model_arguments import write_arguments
 from atoll.workload.families.model_config import ModelConfig
 
@@ -59,7 +59,7 @@ def _check(model: ModelConfig) -> None:
 
 
 def _no_argument(model: ModelConfig, words: str) -> AtollError:
-    return refuse(
+    return refuse_model(
         TARGET,
         f"{model.name} has {words}, for which pretrain_gpt.py takes no argument; export to "
         "deepspeed or nemo, which do not describe the model",

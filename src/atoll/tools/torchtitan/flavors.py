@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from atoll.files.yamlfile import shipped_table
-from atoll.tools.launch_plan import refuse
+from atoll.tools.launch_plan import refuse_model
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "torchtitan"
@@ -71,7 +71,7 @@ def find_flavor(model: ModelConfig) -> Flavor:
         if flavor.matches(model):
             return flavor
     if not _llama_like(model):
-        raise refuse(
+        raise refuse_model(
             TARGET,
             f"torchtitan has no model of the kind of {model.name} (it has Llama 3, Qwen 3 and "
             "DeepSeek V2 and V3); export to megatron or deepspeed",

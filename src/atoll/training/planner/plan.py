@@ -17,7 +17,7 @@ from atoll.answers.layout import (
     UnrestrictedLayout,
     candidates_words,
 )
-from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError, UnusableError
 from atoll.base.notebook import answer_html, bar_text, summary_lines
 from atoll.base.registry import import_named
 from atoll.base.stopping import Stop, StoppedError
@@ -31,7 +31,7 @@ from atoll.tools.tool import UNRESTRICTED, Tool
 from atoll.training.estimate import Estimate
 from atoll.training.memory import stage_parameters
 from atoll.training.planner.pieces import PlanPieces
-from atoll.training.planner.search import FastestLayouts, LayoutRefusal, LayoutSpace, UnusableError
+from atoll.training.planner.search import FastestLayouts, LayoutRefusal, LayoutSpace
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.planner.ties import at_risk_s, simplest
 from atoll.training.run import Run

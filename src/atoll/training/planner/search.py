@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.base.arrays import Bools, Floats, Ints
-from atoll.base.errors import AtollError
+from atoll.base.errors import AtollError, UnusableError
 from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.driver import Progress
 from atoll.step.layout import Layout
@@ -50,10 +50,6 @@ NEAR = 0.01  # rows within this relative distance of the lowest bound are estima
 MOST_REFUSED = 5000  # the search fails if this many of the fastest layouts are all refused
 REPORT_S = 0.2  # seconds between progress reports
 MOST_TRIED = 20  # layouts estimated to find the one that needs the least memory
-
-
-class UnusableError(AtollError):
-    """Error: some layouts fit, but the export target can use none of them."""
 
 
 @dataclass(frozen=True, slots=True)
