@@ -39,7 +39,6 @@ from atoll.explore.network_search import (
     search_networks,
 )
 from atoll.explore.pareto import evaluated_fronts, fronts
-from atoll.explore.per_model import best_chip_per_model
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.price import price_of
 from atoll.explore.pricing.workloads import (
@@ -55,7 +54,6 @@ from atoll.explore.proof.certificate import certificate_of
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
-from atoll.explore.robust import robust_answer
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
@@ -68,7 +66,6 @@ from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
-from atoll.training.planner.existing_device import plan_on_device, precision_of
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.workload.stored import model_warnings
@@ -139,6 +136,10 @@ def _prepare_on_network(
 
 def existing_device_runs(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
     """Return runs of the job's (first) model on existing devices with their usual network."""
+    if not devices:
+        return {}
+    from atoll.training.planner.existing_device import precision_of
+
     model = job.models[0]
     return {
         name: make_run(
@@ -385,6 +386,8 @@ class _SearchRun:
     def _robustness(self, search: Search, outcome: SearchOutcome, chosen: int) -> Robustness | None:
         if not self.job.robust or outcome.stopped:
             return None
+        from atoll.explore.robust import robust_answer
+
         try:
             return robust_answer(self.job, search, chosen)
         except StoppedError:
@@ -397,6 +400,8 @@ class _SearchRun:
         alone: tuple[ModelAlone, ...] = ()
         with self._timed("alone"):
             if len(plans) > 1 and self.strategy.proves and not self.job.per:
+                from atoll.explore.per_model import best_chip_per_model
+
                 alone = best_chip_per_model(
                     problem.space, problem.setting, problem.variants, self.job.tolerance,
                     [plan.samples_per_s for plan in plans], self.journal, self.stop,
@@ -406,6 +411,10 @@ class _SearchRun:
         return replace(result, alone=alone, wall_time_s=time.monotonic() - self.runtime.began)
 
     def _add_existing_devices(self, result: SearchResult) -> SearchResult:
+        if not self.problem.runs:
+            return result
+        from atoll.training.planner.existing_device import plan_on_device
+
         planned: list[ExistingDevice] = []
         for name, run in self.problem.runs.items():
             try:

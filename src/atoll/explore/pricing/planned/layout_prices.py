@@ -442,9 +442,7 @@ def planned_layouts(
     sizes = every.kinds[:, : KindColumn.WAITING_BYTES], shared_parameters, every.counts
     ranks = [(x.pp, x.dp, x.vpp, x.schedule, x.zero, x.hsdp, x.blocks) for x in layouts]
     key = variant.tp, variant.cp, variant.ep, variant.etp, *ranks, *(x.tobytes() for x in sizes)
-    kept = estimator.once(
-        ("replicas", *key), partial(_without_useless_replicas, every, layouts)
-    )
+    kept = estimator.once(("replicas", *key), partial(_without_useless_replicas, every, layouts))
     tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
     sums = Sums(tables, tables.rows)

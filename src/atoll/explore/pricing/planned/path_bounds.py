@@ -77,9 +77,7 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
         stages=stages.copy(),
         copies=rows[:, COPIES].copy(),
         loads=m,
-        transfer_s=sums.total(sums.arriving_s.sum(axis=1))
-        + gathers_s
-        + links_s[side],
+        transfer_s=sums.total(sums.arriving_s.sum(axis=1)) + gathers_s + links_s[side],
         fixed_s=np.zeros(len(rows)),
         through=fused,
         through_ends=fused * (m - 1),
