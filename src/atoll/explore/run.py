@@ -16,6 +16,7 @@ from atoll.answers.designs import Identity
 from atoll.answers.search import ExistingDevice, FrontAnswer, ModelAlone, Robustness
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.kernel_cache import compile_in_background
+from atoll.base.registry import import_named
 from atoll.base.stopping import Stop, StopCheck, StoppedError, never
 from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
 from atoll.executors import Crew, Executor, InProcess, spare_executor
@@ -39,6 +40,7 @@ from atoll.explore.network_search import (
     search_networks,
 )
 from atoll.explore.pareto import evaluated_fronts, fronts
+from atoll.explore.per_model import best_chip_per_model
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.price import price_of
 from atoll.explore.pricing.workloads import (
@@ -54,6 +56,7 @@ from atoll.explore.proof.certificate import certificate_of
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
+from atoll.explore.robust import robust_answer
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
@@ -70,6 +73,7 @@ from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.workload.stored import model_warnings
 
+PLANNER = "atoll.training.planner.existing_device"  # imported on use
 RUNNERS_UP = 3
 PLAIN_ORDERS = ("1f1b",)
 SEARCHED_ORDERS = tuple(order for order in ORDERS if order != "gpipe")
@@ -136,16 +140,12 @@ def _prepare_on_network(
 
 def existing_device_runs(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
     """Return runs of the job's (first) model on existing devices with their usual network."""
-    if not devices:
-        return {}
-    from atoll.training.planner.existing_device import precision_of
-
     model = job.models[0]
     return {
         name: make_run(
             model.name, name, job.devices, batch=model.batch or job.batch,
             sequence=model.sequence, optimizer=job.optimizer or job_profile(job).optimizer,
-            precision=precision_of(name, job.precision),
+            precision=import_named(f"{PLANNER}:precision_of")(name, job.precision),
         )
         for name in devices
     }  # fmt: skip
@@ -386,8 +386,6 @@ class _SearchRun:
     def _robustness(self, search: Search, outcome: SearchOutcome, chosen: int) -> Robustness | None:
         if not self.job.robust or outcome.stopped:
             return None
-        from atoll.explore.robust import robust_answer
-
         try:
             return robust_answer(self.job, search, chosen)
         except StoppedError:
@@ -400,8 +398,6 @@ class _SearchRun:
         alone: tuple[ModelAlone, ...] = ()
         with self._timed("alone"):
             if len(plans) > 1 and self.strategy.proves and not self.job.per:
-                from atoll.explore.per_model import best_chip_per_model
-
                 alone = best_chip_per_model(
                     problem.space, problem.setting, problem.variants, self.job.tolerance,
                     [plan.samples_per_s for plan in plans], self.journal, self.stop,
@@ -411,14 +407,10 @@ class _SearchRun:
         return replace(result, alone=alone, wall_time_s=time.monotonic() - self.runtime.began)
 
     def _add_existing_devices(self, result: SearchResult) -> SearchResult:
-        if not self.problem.runs:
-            return result
-        from atoll.training.planner.existing_device import plan_on_device
-
         planned: list[ExistingDevice] = []
         for name, run in self.problem.runs.items():
             try:
-                planned.append(plan_on_device(name, run, self.stop))
+                planned.append(import_named(f"{PLANNER}:plan_on_device")(name, run, self.stop))
             except StoppedError:
                 self.left_out[f"device {name}"] = self.stop.reason
         return replace(result, beside=tuple(planned))

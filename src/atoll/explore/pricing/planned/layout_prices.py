@@ -9,7 +9,7 @@ the other tables are computed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,14 +87,8 @@ STATIC = ("none", "ring", "exchange", "fewest")
 also rerun the expert exchange; keep the fewest bytes of any choice."""
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class RunTerms:
-    """What the variants of one run share: terms that depend on a layout's ranks alone."""
-
-    run: Run
-    terms: dict[tuple[object, ...], Any] = field(default_factory=dict)
+RunTerms = tuple[Run, dict[tuple[object, ...], Any]]
+"""A run, and the terms that its variants share: those that depend on a layout's ranks alone."""
 
 
 class _ZeroCostPricer:
@@ -125,7 +119,7 @@ class _CostedEstimator(Estimator):
     """Estimator of one variant with given layer costs."""
 
     def __init__(self, shared: RunTerms, model: Model, costs: tuple[LayerCost, ...]) -> None:
-        self.run, self._cache = shared.run, shared.terms
+        self.run, self._cache = shared
         self._model = model
         self._costs = costs
 
@@ -413,10 +407,9 @@ def planned_layouts(
     those of other variants; a new run is appended.
     """
     run, facts = _run(allowed, variant), variant.facts
-    shared = next((of for of in runs if of.run == run), None)
+    shared = next((of for of in runs if of[0] == run), None)
     if shared is None:
-        shared = RunTerms(run)
-        runs.append(shared)
+        runs.append(shared := (run, {}))
     free = layer_costs(
         variant.model, _ZeroCostPricer(), variant.cp, variant.ep, stored=bool(run.stored)
     )
