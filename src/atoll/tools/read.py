@@ -68,6 +68,8 @@ def read_launch(
     user = UserValues(model, vocab, environment or {}, tuple(arguments))
     readers = {".py": _python, **dict.fromkeys((".toml", ".json", ".yaml", ".yml"), _configuration)}
     launch = readers.get(path.suffix, _script)(path, user)
+    fields = {name: value for name, value in launch.fields.items() if value is not None}
+    launch = replace(launch, fields=fields)
     account = launch.arguments
     widths = {n: v for n, v in account.not_understood.items() if WIDTHS.search(n) and v.isdigit()}
     if not account.used:

@@ -99,7 +99,8 @@ def flagged(stack: Stack, words: str) -> Stack:
         name, equals, number = word.partition("=")
         if equals and name in NUMBERED and number.isdigit():
             field, least = NUMBERED[name]
-            stack = replace(stack, **{field: max(least, int(number))})
+            changes: dict[str, Any] = {field: max(least, int(number))}
+            stack = replace(stack, **changes)
         elif word in FLAGS:
             stack = FLAGS[word](stack)
         else:
@@ -154,4 +155,5 @@ def graphed(stack: Stack, words: str) -> Stack:
     parts = "attn" in graphs or "moe" in graphs or "mlp" in graphs
     left = 0.5 if parts and "iteration" not in graphs else 0.0
     launches = ("host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_routed_s")
-    return replace(stack, graphs=graphs, **{n: left * getattr(stack, n) for n in launches})
+    host_times_s: dict[str, Any] = {name: left * getattr(stack, name) for name in launches}
+    return replace(stack, graphs=graphs, **host_times_s)

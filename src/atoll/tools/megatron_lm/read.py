@@ -60,16 +60,14 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
 
 def read_megatron_values(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read MODEL_ARGS of a YAML file of Megatron-LM's tests; switches are true or false."""
-    values: dict[str, Any] = {}
-    off: dict[str, Any] = {}
-    for name, value in content["MODEL_ARGS"].items():
-        argument = str(name).lstrip("-").replace("-", "_")
-        (off if value is False else values)[argument] = None if value is True else value
-    launch = build_launch(LaunchArguments(file, values, UNKNOWN, user.vocab), None)
-    around = {name: str(value) for name, value in flatten(content)
-              if not name.startswith("MODEL_ARGS.")}  # fmt: skip
-    ignored = dict(launch.arguments.without_effect) | dict.fromkeys(off, "false") | around
-    return replace(launch, arguments=replace(launch.arguments, without_effect=ignored))
+    values = {str(n).lstrip("-").replace("-", "_"): v for n, v in content["MODEL_ARGS"].items()}
+    switches = {name: None if value is True else value for name, value in values.items()}
+    args = LaunchArguments(file, switches, UNKNOWN, user.vocab)
+    for name in [name for name, value in values.items() if value is False]:
+        del switches[name]
+        args.ignored[name] = "false"
+    args.ignored |= {n: str(v) for n, v in flatten(content) if not n.startswith("MODEL_ARGS.")}
+    return build_launch(args, None)
 
 
 def is_megatron_values(content: Mapping[str, Any]) -> bool:
@@ -105,15 +103,7 @@ def _process_count(launcher: Mapping[str, Any]) -> int | None:
 
 def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     """Build the launch from the program's arguments."""
-    kind, argument = args.match_kind(NAMES.trains_else)
-    if kind:
-        raise AtollError(
-            f"{args.file}: trains a model of {kind} (--{argument.replace('_', '-')}); only "
-            "decoders of texts are modelled"
-        )
-    kind, argument = args.match_kind(NAMES.no_training)
-    if kind:
-        raise AtollError(f"{args.file}: {kind} (--{argument.replace('_', '-')}): not modelled")
+    args.refuse_programs(NAMES)
     model = build_model(args)
     devices = args.count("world_size") or world
     fields = {
@@ -137,11 +127,9 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     steps, samples = args.count("train_iters"), args.count("train_samples")
     if samples and batch:
         steps = -(-samples // batch)
-    args.ignore((*NAMES.without_effect, *NAMES.as_priced))
-    args.doubt(NAMES.not_modelled)
     warning = fsdp_warning(fields["zero"], fields["tp"] * fields["cp"])
     notes = (f"megatron-core runs this layout, but {warning}",) if warning else ()
-    carried, account = args.carried(described, NAMES), args.account()
+    carried, account = args.carried(described, NAMES), args.account(NAMES)
     return Launch(args.file, "megatron-lm", model, fields, steps, account, notes, carried)
 
 
@@ -154,8 +142,8 @@ def _last_batch(args: LaunchArguments) -> int | None:
 
 def layout_fields(args: LaunchArguments, layers: int) -> dict[str, Any]:
     """Return the layout's question fields from megatron-core's arguments."""
-    pp = args.count("pipeline_model_parallel_size") or 1
-    tp = args.count("tensor_model_parallel_size", "model_parallel_size") or 1
+    fields = NAMES.read(args, "layout", "expert_layout", "replicas", "batch")
+    pp = fields["pp"]
     if pp == 1:
         args.has("no_pipeline_parallel")
     chunks = args.count(
@@ -169,17 +157,10 @@ def layout_fields(args: LaunchArguments, layers: int) -> dict[str, Any]:
     if written_layout is not None and chunks is None:
         chunks = max(1, len(chunk_blocks) // pp)
     is_complete = pp > 1 and sum(chunk_blocks) == layers and len(chunk_blocks) == pp * (chunks or 1)
-    return {
-        "tp": tp,
-        "pp": pp,
-        "cp": args.count("context_parallel_size", "ds_sequence_parallel_size") or 1,
-        "ep": args.count("expert_model_parallel_size", "moe_expert_parallel_size") or 1,
-        "etp": args.count("expert_tensor_parallel_size") or None,
+    return fields | {
         "vpp": chunks if chunks and pp > 1 else 1,
-        "sp": args.has("sequence_parallel") and tp > 1,
-        "microbatch": args.count("micro_batch_size") or 1,
+        "sp": args.has("sequence_parallel") and fields["tp"] > 1,
         "zero": _zero(args),
-        "hsdp": args.count("num_distributed_optimizer_instances") or 1,
         "recompute": _recompute(args),
         "blocks": chunk_blocks if is_complete else (),
     }
