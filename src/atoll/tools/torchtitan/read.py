@@ -11,6 +11,7 @@ from typing import Any
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS
 from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
+from atoll.tools.hugging_face import FIELDS
 from atoll.tools.torchtitan.flavors import FLAVORS, Flavor
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
@@ -96,30 +97,11 @@ def _config_from_flavor(flavor: Flavor) -> ModelConfig:
     if flavor.latent_kv:
         raise AtollError(f"the shape of {flavor.name} {flavor.flavor} is not known; add --model")
     family = {"llama3": "llama", "qwen3": "qwen3_moe" if flavor.experts else "qwen3"}[flavor.name]
-    experts = {
-        "num_experts": flavor.experts,
-        "num_experts_per_tok": flavor.experts_per_token,
-        "moe_intermediate_size": flavor.ffn,
-    }
-    return replace(
-        config_from_hf(
-            {
-                "model_type": family,
-                "hidden_size": flavor.hidden,
-                "num_hidden_layers": flavor.layers,
-                "num_attention_heads": flavor.heads,
-                "num_key_value_heads": flavor.kv_heads,
-                "head_dim": flavor.head_dim,
-                "intermediate_size": flavor.ffn,
-                "vocab_size": flavor.vocab,
-                "tie_word_embeddings": flavor.tied_embeddings,
-                "max_position_embeddings": LONGEST_SEQUENCE,
-                **(experts if flavor.experts else {}),
-            },
-            flavor.name,
-        ),
-        name=f"{flavor.name}-{flavor.flavor.lower()}",
-    )
+    described = {name: getattr(flavor, field, None) for name, field in FIELDS.items()}
+    contents = {name: value for name, value in described.items() if value is not None}
+    contents |= {"model_type": family, "max_position_embeddings": LONGEST_SEQUENCE}
+    name = f"{flavor.name}-{flavor.flavor.lower()}"
+    return replace(config_from_hf(contents, flavor.name), name=name)
 
 
 def _data_parallel(args: LaunchArguments, tp: int, cp: int, pp: int) -> dict[str, Any]:
