@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
 from importlib.resources import files
-from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field
@@ -82,6 +81,8 @@ class ArgumentNames(FileModel):
     that only such a program has."""
     not_modelled: dict[str, str] = Field(default_factory=dict)
     """Names that change time or memory in a way that is not priced, and what they do."""
+    usual: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Values with which arguments are as priced, in lower case; others are not modelled."""
     plain: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
     """Names that go with a layout, beside those that describe it: another layout drops them."""
@@ -284,7 +285,7 @@ class LaunchArguments:
 
     def ignore(self, patterns: Iterable[str]) -> None:
         """Mark unused arguments that match as without effect on time and memory of a step."""
-        ignorable = re.compile("|".join(translate(pattern) for pattern in patterns))
+        ignorable = re.compile("|".join(map(translate, patterns)) or "(?!)")
         for name in self._unused():
             if ignorable.match(name):
                 self.ignored[name] = self._written(name)
@@ -312,10 +313,13 @@ class LaunchArguments:
 
     def account(self, *names: ArgumentNames, more: Iterable[str] = ()) -> ArgumentAccount:
         """Return the account under the file's names; `more`: patterns without effect."""
-        parts = (
-            part for n in names for part in (n.without_effect, n.as_priced, n.tuning, n.sections)
-        )
-        self.ignore((*more, *chain.from_iterable(parts)))
+        patterns = [*more]
+        for part in names:
+            for name in [name for name in part.usual if name in self.values]:
+                if self._written(name).lower() in part.usual[name]:
+                    self._use(name)
+            patterns += [*part.without_effect, *part.as_priced, *part.tuning, *part.sections]
+        self.ignore(patterns)
         for part in names:
             self.doubt(part.not_modelled)
         unknown = {name: self._written(name) for name in self._unused()}

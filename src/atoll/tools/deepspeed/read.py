@@ -9,7 +9,6 @@ from atoll.base.errors import AtollError
 from atoll.tools.arguments import Launch, LaunchArguments, UserValues, load_names, stated
 
 NAMES = load_names("deepspeed")
-ADAM = ("adam", "adamw", "fusedadam")
 DEFAULT_SIZES = {
     "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "stage3_max_live_parameters": 1e9,
     "stage3_max_reuse_distance": 1e9, "stage3_prefetch_bucket_size": 5e7,
@@ -45,12 +44,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
             f"{file}: train_batch_size {batch} is not a multiple of {microbatch} sequences in "
             f"{accumulated} microbatches"
         )
-    if str(chosen.get("optimizer.type", "adam")).lower() in ADAM:  # others have other states
-        args.text("optimizer.type")
     usual = [n for n, v in chosen.items() if DEFAULT_SIZES.get(n.rpartition(".")[2]) == _number(v)]
-    for name in ("allgather_partitions", "reduce_scatter"):  # as priced, where they are on
-        if chosen.get(f"zero_optimization.{name}") is True:
-            args.has(f"zero_optimization.{name}")
     overlap = args.has("zero_optimization.overlap_comm") or zero == 3
     loops = args.has("optimizer.params.torch_adam") and not args.has("optimizer.params.fused")
     fields |= {

@@ -232,8 +232,6 @@ def _precision(args: LaunchArguments) -> dict[str, Any]:
         )
     wide = args.has("accumulate_allreduce_grads_in_fp32")
     narrow = args.has("grad_reduce_in_bf16") or (precision == "fp16" and not wide)
-    if str(args.values.get("optimizer", "adam")) == "adam":  # other optimizers have other states
-        args.has("optimizer")
     return {"precision": precision, "optimizer": "mixed16" if narrow else "mixed"}
 
 
@@ -260,12 +258,10 @@ def software_fields(args: LaunchArguments) -> dict[str, Any]:
         # (FSDP demands it, and adds gradients where it scatters them.)
         "no_grad_fusion": args.has("no_gradient_accumulation_fusion") and not args.has(*FSDP),
         f"head_wgrad={limit}": deferred and limit,
-        "cp_p2p": (ring := args.values.get("cp_comm_type") == "p2p"),
-        "cp_a2a": (heads := args.values.get("cp_comm_type") == "a2a")
+        "cp_p2p": args.values.get("cp_comm_type") == "p2p",
+        "cp_a2a": args.values.get("cp_comm_type") == "a2a"
         or "ds_sequence_parallel_size" in args.values,
     }
-    if ring or heads:  # other types are not priced
-        args.text("cp_comm_type")
     if not unfused:  # of a kernel that is not used
         args.has("no_masked_softmax_fusion")
     overlaps = {

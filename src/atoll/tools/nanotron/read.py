@@ -36,8 +36,6 @@ def read_nanotron(file: str, content: Mapping[str, Any], user: UserValues) -> La
         "recompute": "full" if args.has("parallelism.recompute_layer") else "none",
         "order": fields["order"] if pp > 1 else "1f1b",
     }
-    if str(values.get("optimizer.optimizer_factory.name", "adamW")).lower() in ("adam", "adamw"):
-        args.text("optimizer.optimizer_factory.name")
     if scatters or tp == 1:  # as the software is priced
         args.has("parallelism.tp_linear_async_communication")
     steps = args.count("tokens.train_steps")

@@ -66,7 +66,6 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
     if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
         fields["overlap"] = "grad_reduce param_gather tp_comm"
-    _word(args, "optimizer.name", {"Adam": "", "AdamW": ""}, "AdamW")  # others have other states
     steps = args.count("training.steps")
     empty = [name for name, value in args.values.items() if value == []]
     account = args.account(NAMES, more=empty)

@@ -218,11 +218,6 @@ def _sharding(args: LaunchArguments) -> dict[str, Any]:
         zero = stage
     elif reshard is not None or named or kind == "FSDP" or words:
         zero = ZERO_STAGES.get(named, 2 if str(reshard).lower() == "false" else 3)
-    for name in ("fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_backward_prefetch",
-                 "fsdp_config.fsdp_forward_prefetch", "fsdp_config.backward_prefetch"):  # fmt: skip
-        usual = ("TRANSFORMER_BASED_WRAP", "BACKWARD_PRE", "FALSE")
-        if str(args.values.get(name, "")).upper() in usual:
-            args.text(name)
     machines = args.count("num_machines", "nnodes", "num_nodes") or 1
     args.count("parallelism_config.parallelism_config_dp_shard_size")  # follows from the others
     replicas = args.count("parallelism_config.parallelism_config_dp_replicate_size")
@@ -292,8 +287,6 @@ def _software(args: LaunchArguments, modules: str) -> dict[str, Any]:
     if str(args.values.get("packing")).lower() == "true":  # all sequences are full, as assumed
         args.text("packing", "packing_strategy")
     optimizer = str(args.values.get("optim", "adamw_torch_fused"))
-    if optimizer in (*ADAM, *EIGHT_BITS):
-        args.text("optim")
     flags = {
         ADAM.get(optimizer, ""): True,
         "liger liger_loss": args.has("use_liger_kernel", "use_liger", "enable_liger_kernel"),
