@@ -17,12 +17,6 @@ DEFAULT_SIZES = {
 """DeepSpeed's default sizes, which the model assumes."""
 
 
-def is_deepspeed(content: Mapping[str, Any]) -> bool:
-    return bool(
-        {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"} & content.keys()
-    )
-
-
 def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a configuration; values `auto`, which Hugging Face's trainer fills in, are ignored."""
     if user.model is None:

@@ -19,10 +19,6 @@ NAMES = load_names("gpt_neox")
 GATED = ("swiglu", "geglu", "reglu", "bilinear")
 
 
-def is_gpt_neox(content: Mapping[str, Any]) -> bool:
-    return "pipe_parallel_size" in {str(name).replace("-", "_") for name in content}
-
-
 def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read one file that has model, layout and DeepSpeed's sections."""
     sections = {name: value for name, value in content.items() if isinstance(value, Mapping)}

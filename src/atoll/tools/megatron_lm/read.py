@@ -70,10 +70,6 @@ def read_megatron_values(file: str, content: Mapping[str, Any], user: UserValues
     return build_launch(args, None)
 
 
-def is_megatron_values(content: Mapping[str, Any]) -> bool:
-    return isinstance(content.get("MODEL_ARGS"), Mapping)
-
-
 def named_arguments(words: Sequence[str]) -> dict[str, Any]:
     """Return arguments by name; of repeated ones the last."""
     values: dict[str, Any] = {}

@@ -14,11 +14,6 @@ from atoll.workload.families.model_config import ModelConfig
 NAMES = load_names("nanotron")
 
 
-def is_nanotron(content: Mapping[str, Any]) -> bool:
-    parallelism = content.get("parallelism")
-    return isinstance(parallelism, Mapping) and "tokens" in content and "dp" in parallelism
-
-
 def read_nanotron(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a configuration; its model is a Hugging Face configuration inside."""
     values, left_open = stated(content)

@@ -22,11 +22,6 @@ PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", 
               "16-mixed": "fp16"}  # fmt: skip
 
 
-def is_nemo(content: Mapping[str, Any]) -> bool:
-    model = content.get("model")
-    return isinstance(model, Mapping) and "tensor_model_parallel_size" in model
-
-
 def read_nemo(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a recipe's overrides; the model is the recipe's unless the file describes one."""
     _check_kind(file, content)

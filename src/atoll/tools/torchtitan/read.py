@@ -30,10 +30,6 @@ LONGEST_SEQUENCE = 131072
 """Tokens: Llama 3.1's limit, above what job files use."""
 
 
-def is_torchtitan(content: Mapping[str, Any]) -> bool:
-    return "parallelism" in content or {"model", "training"} <= content.keys()
-
-
 def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a job file; the model is its flavor unless the user names one."""
     args = LaunchArguments(file, dict(flatten(content)))

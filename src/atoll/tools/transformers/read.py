@@ -62,14 +62,6 @@ OFFLOADS = (
 )
 
 
-def is_trainer(content: Mapping[str, Any]) -> bool:
-    return BATCH in content or {"distributed_type", "num_processes"} <= content.keys()
-
-
-def is_axolotl(content: Mapping[str, Any]) -> bool:
-    return {"base_model", "micro_batch_size"} <= content.keys()
-
-
 def trainer_commands(script: Script) -> list[Command]:
     """Return the commands with the Trainer's argument of the batch per device."""
     return [c for c in script.commands if BATCH in named_arguments(c.words)]
