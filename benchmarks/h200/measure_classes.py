@@ -109,7 +109,8 @@ class Case:
     @property
     def half(self) -> str:
         """Return the half of the data that this case belongs to."""
-        return "fit" if self.family in FIT_FAMILIES else "judge"
+        fitted = self.family in FIT_FAMILIES and not self.id.startswith("new-")
+        return "fit" if fitted else "judge"
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -544,8 +545,88 @@ def compiled() -> Iterator[Case]:
     yield case("olmoe-2l", olmoe(2), 4, 2048, "block", experts="grouped_mm", later=1)
 
 
+def transfer() -> Iterator[Case]:
+    """Yield families and mixes that no other case has: the sixth series, all of it for judging."""
+
+    def case(name: str, config: dict[str, Any], mbs: int, seq: int, **more: Any) -> Case:
+        return Case(f"new-{name}-{mbs}x{seq}", more.pop("kind", "family"), config, mbs, seq, **more)
+
+    granite = decoder("granite", 8, 2048, 32, 8, 8192, 49155, tie_word_embeddings=True)
+    sliding, full = "sliding_attention", "full_attention"
+    pattern = {"layer_types": [sliding, sliding, sliding, full]}
+    yield case("granite-2b-8l", granite, 4, 2048)
+    yield case("glm4-9b-4l", decoder("glm4", 4, 4096, 32, 2, 13696, 151552, head_dim=128,
+               attention_bias=True, partial_rotary_factor=0.5, pad_token_id=0),
+               2, 4096)  # fmt: skip
+    yield case("smollm3-3b-8l", decoder("smollm3", 8, 2048, 16, 4, 11008, 128256,
+               no_rope_layers=[1, 1, 1, 0] * 2, use_sliding_window=False, pad_token_id=0,
+               tie_word_embeddings=True), 2, 4096)  # fmt: skip
+    yield case("seed-oss-36b-2l", decoder("seed_oss", 2, 5120, 80, 8, 27648, 155136, head_dim=128,
+               attention_dropout=0.0, residual_dropout=0.0, pad_token_id=0), 1, 4096)  # fmt: skip
+    yield case("nemotron-4b-6l", decoder("nemotron", 6, 3072, 24, 8, 9216, 256000, head_dim=128,
+               hidden_act="relu2"), 2, 2048)  # fmt: skip
+    yield case("cohere2-7b-4l", decoder("cohere2", 4, 4096, 32, 8, 14336, 256000,
+               sliding_window=4096, tie_word_embeddings=True, **pattern), 1, 8192)  # fmt: skip
+    yield case("olmo3-7b-4l", decoder("olmo3", 4, 4096, 32, 32, 11008, 100278,
+               sliding_window=4096, **pattern), 1, 8192)  # fmt: skip
+    yield case("hunyuan-1.8b-8l", decoder("hunyuan_v1_dense", 8, 2048, 16, 4, 6144, 120818,
+               head_dim=128, tie_word_embeddings=True, pad_token_id=0), 4, 2048)  # fmt: skip
+    yield case("lfm2-1.2b-8l", decoder("lfm2", 8, 2048, 32, 8, 12288, 65536,
+               layer_types=["conv", "conv", full, "conv"] * 2, block_ff_dim=12288,
+               tie_word_embeddings=True), 4, 2048)  # fmt: skip
+    moe = {"kind": "experts", "experts": "grouped_mm"}
+    yield case("granitemoe-3b-6l", decoder("granitemoe", 6, 1536, 24, 8, 512, 49155,
+               num_local_experts=40, num_experts_per_tok=8), 4, 2048, kind="experts")  # fmt: skip
+    yield case("ernie4.5-21b-a3b-2l", decoder("ernie4_5_moe", 2, 2560, 20, 4, 12288, 103424,
+               moe_num_experts=64, moe_k=6, moe_intermediate_size=1536, moe_num_shared_experts=2,
+               moe_layer_start_index=1, use_bias=False, head_dim=128), 2, 4096, **moe)  # fmt: skip
+    yield case("glm4.5-air-2l", decoder("glm4_moe", 2, 4096, 96, 8, 10944, 151552, head_dim=128,
+               n_routed_experts=64, n_shared_experts=1, num_experts_per_tok=8, n_group=1,
+               topk_group=1, moe_intermediate_size=1408, first_k_dense_replace=1,
+               attention_bias=True, partial_rotary_factor=0.5, pad_token_id=0),
+               1, 4096, **moe)  # fmt: skip
+    lora: dict[str, Any] = {"kind": "lora"}
+    query_value = "q_proj+v_proj"
+    qwen4b = decoder("qwen3", 12, 2560, 32, 8, 9728, 151936, head_dim=128, tie_word_embeddings=True)
+    yield case("lora-qwen3-4b-12l-qv8", qwen4b, 4, 1024, lora_rank=8, lora_targets=query_value,
+               adapter_dtype="bf16", **lora)  # fmt: skip
+    yield case("lora-gemma3-1b", gemma3("1b", 26, 512), 2, 1024, lora_rank=16, **lora)
+    yield case("lora-granite-2b-8l-ckpt", granite, 8, 512, lora_rank=32, recompute="full", **lora)
+    yield case("lora-llama1b", llama1b(), 1, 1024, lora_rank=16, **lora)
+    tiny: dict[str, Any] = {"kind": "host", "seconds": 0.6}
+    smollm = llama(32, 960, 15, 5, 2560, 49152, tie_word_embeddings=True)
+    yield case("smollm-360m", smollm, 2, 1024, **tiny)
+    yield case("qwen2-0.5b-foreach", qwen2("0.5b", 24), 1, 1024, optimizer="foreach", clip=1,
+               **tiny)  # fmt: skip
+    yield case("gpt2-small", GPT2_SMALL, 2, 256, **tiny)
+    yield case("olmoe-8l", olmoe(8), 1, 256, experts="grouped_mm", **tiny)
+    yield case("qwen3-0.6b-ckpt", qwen3("0.6b", 28), 2, 1024, recompute="full", **tiny)
+    amp: dict[str, Any] = {"kind": "autocast", "precision": "amp", "clip": 1}
+    yield case("amp-qwen3-1.7b-10l", qwen3("1.7b", 10), 2, 2048, optimizer="foreach", **amp)
+    yield case("amp-t5-large-6l", t5(6, 1024, 16, 4096), 8, 512, **amp)
+    yield case("amp-smollm3-4l-ckpt", decoder("smollm3", 4, 2048, 16, 4, 11008, 128256,
+               no_rope_layers=[1, 1, 1, 0], use_sliding_window=False, pad_token_id=0,
+               tie_word_embeddings=True), 4, 2048, recompute="full", **amp)  # fmt: skip
+    comp = {"kind": "compiled"}
+    yield case("comp-qwen3-1.7b-6l", qwen3("1.7b", 6), 4, 2048, compile_mode="model", **comp)
+    yield case("comp-granite-4l-ckpt", {**granite, "num_hidden_layers": 4}, 4, 2048,
+               compile_mode="block", recompute="full", **comp)  # fmt: skip
+    yield case("comp-phi3-mini-3l", decoder("phi3", 3, 3072, 32, 32, 8192, 32064, pad_token_id=0),
+               4, 1024, compile_mode="model", **comp)  # fmt: skip
+    yield case("nemo-12b-3l-ckpt", decoder("mistral", 3, 5120, 32, 8, 14336, 131072, head_dim=128,
+               sliding_window=None), 2, 4096, kind="checkpoint", recompute="full")  # fmt: skip
+    yield case("qwen3-8b-2l-chunked", qwen3("8b", 2), 1, 32768, kind="long", loss="chunked")
+    yield case("qwen3-1.7b-8l-padding", qwen3("1.7b", 8), 8, 1024, kind="dense mask",
+               mask="padding")  # fmt: skip
+    yield case("liger-qwen3-1.7b-8l", qwen3("1.7b", 8), 2, 4096, kind="liger", liger=1,
+               loss="liger")  # fmt: skip
+    yield case("starcoder2-7b-3l-ckpt", decoder("starcoder2", 3, 4608, 36, 4, 18432, 49152,
+               residual_dropout=0.0, embedding_dropout=0.0, sliding_window=None), 2, 4096,
+               kind="checkpoint", recompute="full")  # fmt: skip
+
+
 def all_cases() -> list[Case]:
-    """Return every case, the kinds interleaved and what can be left out at the end."""
+    """Return every case: the kinds interleaved, what can be left out later, then `transfer`."""
     makers = (families, experts, attention, optimizers, variants, compiled)
     kinds = [list(make()) for make in makers]
     total = max(len(kind) for kind in kinds)
@@ -554,7 +635,8 @@ def all_cases() -> list[Case]:
         for kind in kinds
         for index, case in enumerate(kind)
     ]
-    return [case for _, _, case in sorted(places, key=lambda place: place[:2])]
+    first = [case for _, _, case in sorted(places, key=lambda place: place[:2])]
+    return [*first, *transfer()]
 
 
 def build(case: Case, device: str) -> torch.nn.Module:
