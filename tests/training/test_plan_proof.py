@@ -69,10 +69,10 @@ def known_estimates(name: str, axes: Axes) -> list[Estimate]:
 
 
 def axes_of(name: str) -> Axes:
-    """Of the many layouts of experts, those with one microbatch."""
+    """Of the many layouts of experts, those of one order."""
     if name.startswith("folded"):
-        return replace(SMALL, etp=(1, 2), microbatch=(1,))
-    return replace(SMALL, microbatch=(1,)) if name == "experts" else SMALL
+        return replace(SMALL, etp=(1, 2), schedule=("1f1b",))
+    return replace(SMALL, schedule=("1f1b",)) if name == "experts" else SMALL
 
 
 @pytest.mark.parametrize(
