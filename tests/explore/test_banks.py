@@ -46,8 +46,8 @@ from atoll.hardware.spacefile import read_space
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profiles import DEFAULT
+from atoll.questions import SearchQuestion
 from atoll.report.folder import open_folder
-from atoll.report.space_view import answer_question
 
 SPACE = """name: small
 template: physical-banks
@@ -280,7 +280,7 @@ def test_neighbours_of_the_best_chip_have_other_banks(tmp_path: Path) -> None:
     search(written(tmp_path, (8, 16), (1,)), out=tmp_path / "run")
     told = open_folder(tmp_path / "run").answer
     assert isinstance(told, SearchAnswer)
-    steps = Neighbours.of(told.best.accelerator, answer_question(told)).steps()
+    steps = Neighbours.of(told.best.accelerator, SearchQuestion.from_dict(told.job)).steps()
     rows = {row.what: row for row in steps}
     assert "ports" not in rows
     assert rows["banks"].more.area_mm2 > 0 and (rows["banks"].more.gain or 0.0) >= -1e-3

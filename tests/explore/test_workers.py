@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,14 @@ import pytest
 from some_job import answer, some_job, undisturbed
 from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 
+from atoll.base.arrays import Floats, Ints
 from atoll.base.stopping import Stop
 from atoll.executors import Crew, choose_executor
 from atoll.explore.pareto import TOLERANCE, Front, fronts
 from atoll.explore.pricing.workloads import Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.run import run_search
 from atoll.profile import Profile
@@ -52,7 +55,23 @@ def state(outcome: SearchOutcome) -> tuple[object, ...]:
     return (*proof, frontier.lower_s.tobytes(), frontier.stage.tobytes(), plans)
 
 
-def run(seed: int, workers: int, profile: Profile = DEFAULT) -> tuple[object, ...]:
+class Bounds(Journal):
+    """Bounds of part of each batch, as a kill leaves them; evaluations are lost."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        self.share, self.rows = share, dict[int, dict[int, Floats]]()
+
+    def bounds(self, batch: int) -> Mapping[int, Floats]:
+        recorded = self.rows.get(batch, {})
+        return dict(list(recorded.items())[: int(self.share * len(recorded))])
+
+    def put_bounds(self, batch: int, chips: Ints, rows: Floats, scores: Floats) -> None:
+        self.rows.setdefault(batch, {}).update(zip(chips.tolist(), rows.copy(), strict=True))
+
+
+def run(
+    seed: int, workers: int, profile: Profile = DEFAULT, journal: Journal | None = None
+) -> tuple[object, ...]:
     executor = choose_executor(workers, None)
     search = Search(
         random_space(seed, 300),
@@ -61,6 +80,7 @@ def run(seed: int, workers: int, profile: Profile = DEFAULT) -> tuple[object, ..
         Objective.single(BATCH),
         1e-5,
         crew=Crew(executor),
+        journal=journal,
     )
     try:
         return state(exact_search(search))
@@ -73,6 +93,16 @@ def test_any_number_of_processes_proves_and_finds_the_same(seed: int) -> None:
     alone = run(seed, 0)
     assert run(seed, 1) == alone
     assert run(seed, 3) == alone
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_chips_that_are_sent_ahead_may_have_their_bounds_on_record(seed: int, share: float) -> None:
+    journal = Bounds()
+    whole = run(seed, 0, journal=journal)
+    journal.share = share
+    assert run(seed, 2, journal=journal) == whole
+    assert run(seed, 0, journal=journal) == whole
 
 
 def test_the_same_under_the_seeds_assumptions() -> None:

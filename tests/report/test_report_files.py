@@ -17,9 +17,10 @@ from atoll.answers.search import SearchAnswer
 from atoll.base.errors import AtollError
 from atoll.cli import main
 from atoll.explore.explain.neighbours import Neighbours
+from atoll.questions import SearchQuestion
 from atoll.report.folder import open_folder
 from atoll.report.page import write_report
-from atoll.report.space_view import EVALUATED, answer_question, space_points
+from atoll.report.space_view import EVALUATED, space_points
 from atoll.store.lock import FolderLock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -100,7 +101,7 @@ def test_points_are_what_the_store_and_the_bounds_say(seed_run: Path) -> None:
 
 def test_sensitivities_are_differences_to_the_best_chip_itself(tiny_run: Path) -> None:
     content = search_of(tiny_run)
-    neighbours = Neighbours.of(content.best.accelerator, answer_question(content))
+    neighbours = Neighbours.of(content.best.accelerator, SearchQuestion.from_dict(content.job))
     assert neighbours.score == pytest.approx(content.score, rel=2e-3)
     rows = {row.what: row for row in neighbours.steps()}
     cores = rows["tensor cores"]

@@ -64,6 +64,32 @@ def test_listing_candidates_ends_when_the_search_has_to():
         stopped.candidates()
 
 
+def test_a_large_wafer_has_an_answer_before_the_bounds_of_large_stages():
+    stopped = WaferSearch(
+        small_wafer(12, 12), small_model(), 8, 64, None, (1,), stop=lambda: bool(stopped._pool)
+    )
+    found = stopped.run()
+    assert found.stopped and found.solved == 0 and found.best.fits
+    assert problems(found.best.mapping, 12, 12) == []
+    assert 0.0 < found.bound_s < found.best.step_s
+
+
+def test_stages_of_a_large_wafer_grow_until_they_fit():
+    roomy, scarce = (small_wafer(12, 12, memory_bytes=size) for size in (64 * MIB, 50_000))
+    assert _stage_dies(_first_mapping(roomy)) <= 8 < _stage_dies(_first_mapping(scarce))
+
+
+def _first_mapping(wafer):
+    stopped = WaferSearch(
+        wafer, small_model(), 8, 64, None, (1,), stop=lambda: bool(stopped._pool)
+    )  # fmt: skip
+    return stopped.run().best
+
+
+def _stage_dies(cost):
+    return max(len(tuple(stage.rectangle.dies())) for stage in cost.mapping.stages)
+
+
 def test_the_answer_fits_is_legal_and_no_faster_than_its_bound():
     found = search().run()
     best = found.best

@@ -34,11 +34,6 @@ MOST_POINTS = 40_000
 """Chips drawn at most; of a larger space only the best evaluated designs are drawn."""
 
 
-def answer_question(answer: SearchAnswer) -> SearchQuestion:
-    """Return the question of an answer; AtollError if a file that it names is missing."""
-    return SearchQuestion.from_dict(answer.job)
-
-
 @dataclass(frozen=True)
 class Points:
     """Columns of a scatter plot."""
@@ -106,7 +101,7 @@ def _read_store(folder: Path, answer: SearchAnswer) -> _StoredRun | None:
 
 def _open_search(answer: SearchAnswer) -> Search | None:
     """Return the search with the roofline of every chip; None if the space is too large."""
-    job = answer_question(answer)
+    job = SearchQuestion.from_dict(answer.job)
     space = open_space(job)[0]
     if not isinstance(space, DesignSpace) or len(space) > MOST_POINTS:
         return None

@@ -191,16 +191,15 @@ class WaferSearch:
         return self._overall_s
 
     def _solve_small_stages(self, queue: Sequence[PipelineShape]) -> None:
-        """Solve the candidate with the best bound of those with small stages, or with the smallest
-        that fit: an answer for searches that end while the bounds of large stages are computed.
+        """Solve the best candidate of those with small stages, or with the smallest that fit: an
+        answer for searches that end while the bounds of large stages are computed.
         """
-        dies = SMALL
-        while not self._pool and dies < 2 * self.wafer.dies:
-            shapes = [c for c in queue if dies // 2 < c.width * c.height <= dies]
-            for c in sorted(shapes, key=lambda c: (c.bound_s, abs(c.width - c.height)))[:1]:
-                cost = self.pieces.plan(self._rectangles(c), c.microbatch, INFINITY)
+        for most in (SMALL << power for power in range(self.wafer.dies.bit_length())):
+            shapes = [c for c in queue if most // 2 < c.width * c.height <= most]
+            if shapes and not self._pool:
+                best = min(shapes, key=lambda c: (c.bound_s, abs(c.width - c.height)))
+                cost = self.pieces.plan(self._rectangles(best), best.microbatch, INFINITY)
                 self._pool += [] if cost is None else [cost]
-            dies *= 2
 
     def _solve_next(self, queue: list[PipelineShape], later: Sequence[list[PipelineShape]]) -> bool:
         """Solve the candidate of the queue (a heap) with the best fully sharpened bound; return

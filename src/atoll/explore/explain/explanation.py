@@ -41,23 +41,21 @@ def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchE
     """Explain where the time goes, what limits operators, and why neighbours of the chip,
     runners-up and existing devices (those of the search unless given) are not the answer.
     """
-    best = result.best
+    best, stop = result.best, Stop(STEPS_S)
     steps: tuple[Sensitivity, ...] = ()
-    comparer: DeviceComparer | None = None
     comparison: dict[str, DeviceComparison] = {}
     notes: tuple[str, ...] = ()
-    stop = Stop(STEPS_S)
     try:
         neighbours = Neighbours.of(best.accelerator, SearchQuestion.from_dict(result.job), stop)
         steps = neighbours.steps()
         if stop():
             notes = (f"Neighbours of the chip were evaluated for {STEPS_S:g} s: some are missing.",)
         comparer = DeviceComparer.of(result, neighbours)
-        comparison = comparer.compare(() if devices else tuple(result.beside))
+        comparison = comparer.compare(devices or tuple(result.beside))
     except AtollError as error:
+        if devices:
+            raise
         notes += (f"Chips were not evaluated again: {error}",)
-    if devices and comparer:
-        comparison = comparer.compare(devices)
     return build_from(
         SearchExplanation,
         result,

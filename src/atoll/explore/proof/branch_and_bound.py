@@ -376,6 +376,7 @@ class Search:
         in_advance = Speculation(self.crew, self._worth_placing, lambda c: self._task(c, nodes))
         design, waiting = self.frontier.chips.design, self.mode.waiting
         left = Counter([] if waiting is None else design[waiting].tolist())
+        complete = False
         for chip in ranked.tolist():
             if waiting is not None:
                 self.report(_SHOWN[self.mode.phase], len(left))
@@ -389,10 +390,11 @@ class Search:
             if stored is not None:
                 self.apply(chip, stored)
                 continue
-            if chip not in nodes:
-                # Its bounds were on record, without the times that a placement needs.
+            if not complete:
+                # Bounds that were on record lack the times that a placement needs, also of the
+                # chips that are sent ahead.
                 again = [c for c in ranked.tolist() if c not in nodes and self._worth_placing(c)]
-                missing = np.array(again, np.int64)
+                missing, complete = np.array(again, np.int64), True
                 self._bound(missing, self._open(missing), nodes, record=None)
             if self.stop():
                 return
