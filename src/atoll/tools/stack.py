@@ -299,8 +299,8 @@ STACK_FOLDERS: dict[str, str] = {}
 """Folder of the tool that has a stack, by the stack's name."""
 KERNELS = shipped_table("atoll.tools", "kernels.yaml")
 STACKS = Registry("stacks", Stack, _load_stacks())
-CHIP, XLA, EAGER, MEGATRON, NEMO, FSDP = (
-    STACKS[name] for name in ("chip", "xla", "eager", "megatron", "nemo", "fsdp")
+CHIP, XLA, EAGER, COMPILED, MEGATRON, NEMO, FSDP = (
+    STACKS[name] for name in ("chip", "xla", "eager", "compiled", "megatron", "nemo", "fsdp")
 )
 
 
