@@ -207,7 +207,10 @@ class Planner:
         """
         key = width, height, microbatch
         if key not in self._fastest:
-            unlimited_s = [e.unlimited.cost.time_s for _, e in self.exacts(*key)]
+            unlimited_s = []
+            for _, exact in self.exacts(*key):
+                check_stop(self.stop)
+                unlimited_s.append(exact.unlimited.cost.time_s)
             self._fastest[key] = min(unlimited_s, default=INFINITY) * (1.0 - TOLERANCE)
         return self._fastest[key]
 
