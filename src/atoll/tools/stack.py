@@ -246,10 +246,15 @@ class Stack:
 
 
 SOFTWARE = shipped_table("atoll.tools", "software.yaml")
-UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3}
+UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3, "adafactor": 21.2}
 """Elements per parameter that an AdamW of separate kernels reads and writes: 21 (two scalings of 2,
 lerp 3, addcmul 4, square root 2, division 2, addition 2, addcdiv 4), of which multi_tensor_apply
 moves 3.4 and single kernels 3.9 TB/s on an H200 instead of the streaming rate."""
+HOST_UPDATES: Mapping[str, float] = {
+    "fused": 0.5, "foreach": 1.0, "forloop": 5.6, "adafactor": 13.0, "8bit": 5.6,
+}  # fmt: skip
+"""Host time of an optimizer per tensor over that of an operator: a for-loop launches 8 kernels for
+a tensor (Adafactor 19), others gather the tensors of all lists in Python (h200_steps_4.csv)."""
 CLIP_ELEMENTS = 4.2
 """Elements that clipping moves, likewise: the norm reads 1, the scaling reads and writes 1."""
 LIGER_CHUNKS = 32
