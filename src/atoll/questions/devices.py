@@ -136,10 +136,10 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "eager_loss, loss_chunks=N or loss_columns=N (parts of so many words of the vocabulary) "
         "and recompute_loss (chunks are computed again); traced (a model compiled as "
         "one, not by blocks); liger (Liger's norms, rotary positions and gates); of the "
-        "optimizer foreach, forloop and clip; of adapters fp32_adapters (PEFT's default), nf4 "
-        "(4-bit frozen weights) and nested_scales (whose scales are quantized too); autocast "
-        "(16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); plain_mixers "
-        "(Mamba-2 without its kernels).",
+        "optimizer foreach, forloop, adafactor and clip; of adapters fp32_adapters (PEFT's "
+        "default), nf4 (4-bit frozen weights) and nested_scales (whose scales are quantized "
+        "too); autocast (16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); "
+        "plain_mixers (Mamba-2 and gated delta nets without their kernels).",
         ADVANCED, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(
