@@ -187,6 +187,7 @@ def graphed(stack: Stack, words: str) -> Stack:
         graphs=graphs,
         host_layer_s=left * stack.host_layer_s,
         host_kernel_s=left * stack.host_kernel_s,
+        host_tensor_s=left * stack.host_tensor_s,
         host_checkpoint_s=left * stack.host_checkpoint_s,
         host_routed_s=left * stack.host_routed_s,
     )

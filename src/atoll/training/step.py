@@ -314,7 +314,7 @@ class Stepper:
         """Return the host time of the optimizer's step for the tensors of a layer."""
         stack, eight_bits = self.run.stack, self.run.states.name == "8bit"
         per_tensor = HOST_UPDATES["8bit" if eight_bits else stack.optimizer]
-        return cost.tensors * per_tensor * stack.host_kernel_s
+        return cost.tensors * per_tensor * stack.host_tensor_s
 
     def sent_bytes(self, boundary_bytes: float) -> float:
         """Return the bytes of an activation (or gradient) that one device sends to the next stage:
