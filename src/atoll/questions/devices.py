@@ -130,8 +130,8 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "Further choices of the software, with commas (docs/training.md explains them). Attention: "
         "dense_mask, dense_window, math_attention, cp_a2a, cp_p2p. Loss: liger_loss, "
         "compiled_loss, eager_loss, te_loss, loss_chunks=N, loss_columns=N, recompute_loss. "
-        "Experts: grouped_mm, masked_experts, sliced_experts. Optimizer: foreach, forloop, clip, "
-        "host_optimizer. "
+        "Experts: grouped_mm, masked_experts, sliced_experts. Optimizer: foreach, forloop, "
+        "adafactor, clip, host_optimizer. "
         "Adapters: fp32_adapters, nf4, nested_scales. Precision: fp8_params, bf16_params, fp8_act, "
         "autocast, fp32, tf32. Other: traced, liger, local, plain_mixers, no_grad_fusion, "
         "head_wgrad=N.",

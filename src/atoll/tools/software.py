@@ -151,6 +151,7 @@ def graphed(stack: Stack, words: str) -> Stack:
         return stack
     parts = "attn" in graphs or "moe" in graphs or "mlp" in graphs
     left = 0.5 if parts and "iteration" not in graphs else 0.0
-    launches = ("host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_routed_s")
-    host_times_s: dict[str, Any] = {name: left * getattr(stack, name) for name in launches}
+    launches = ("layer", "kernel", "tensor", "checkpoint", "routed")
+    fields = [f"host_{name}_s" for name in launches]
+    host_times_s: dict[str, Any] = {name: left * getattr(stack, name) for name in fields}
     return replace(stack, graphs=graphs, **host_times_s)

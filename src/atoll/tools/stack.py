@@ -191,6 +191,8 @@ class Stack:
     free them."""
     host_gather_s: float = 0.0
     """The same for the collective of several ranks."""
+    host_tensor_s: float = 0.0
+    """Host time per tensor of a fused optimizer's step; 0: part of `step_s`."""
     graphs: str = ""
     """CUDA graphs included in the host times; empty: single launches."""
     routed_bytes: float = 0.0
@@ -253,10 +255,15 @@ class Stack:
 
 
 SOFTWARE = shipped_table("atoll.tools", "software.yaml")
-UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3}
+UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3, "adafactor": 21.2}
 """Elements per parameter that an AdamW of separate kernels reads and writes: 21 (two scalings of 2,
 lerp 3, addcmul 4, square root 2, division 2, addition 2, addcdiv 4), of which multi_tensor_apply
 moves 3.4 and single kernels 3.9 TB/s on an H200 instead of the streaming rate."""
+HOST_UPDATES: Mapping[str, float] = {
+    "fused": 1.0, "foreach": 2.0, "forloop": 11.0, "adafactor": 26.0, "8bit": 11.0,
+}  # fmt: skip
+"""Host time of an optimizer over that of a fused one, which gathers all tensors in Python: a
+for-loop launches 8 kernels per tensor, Adafactor 19 (h200_steps_4.csv)."""
 CLIP_ELEMENTS = 4.2
 """Elements that clipping moves, likewise: the norm reads 1, the scaling reads and writes 1."""
 # Families that compute GELU's formula step by step. (BigCode calls the fused kernel; T5 1.1 and mT5

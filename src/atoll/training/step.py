@@ -6,6 +6,7 @@ microbatches; then come gradients, optimizer and weights. docs/training.md has t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
 from atoll.step.parts import TIME_PARTS
 from atoll.step.replay import PassTime
-from atoll.tools.stack import CLIP_ELEMENTS, UPDATES
-from atoll.training.operators.layers import HALF, LayerCost
+from atoll.tools.stack import CLIP_ELEMENTS, HOST_UPDATES, UPDATES
+from atoll.training.operators.layers import HALF, LayerCost, Share
 from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
@@ -293,8 +294,27 @@ class Stepper:
             gathered_s = cost.modules * (stack.host_module_s + several * stack.host_gather_s)
             forward_s += gathered_s
             backward_s += gathered_s * (1 + (kept.share if kept.rerun else 0.0))
-        waiting_s = (2 + again) * cost.experts * stack.host_expert_s
+        expert_s, sliced = cost.experts * stack.host_expert_s, stack.module_experts == "sliced"
+        backward_s += 2 * sliced * expert_s
+        waiting_s = (2 - sliced + again) * expert_s
         return HostTime(forward_s, backward_s, stack.host_kernel_s * weights, waiting_s)
+
+    def launch_ratio(self, chunks: Sequence[Share], recompute: str) -> float:
+        """Return the host time of the passes of a stage over their time on the device."""
+        pairs = [pair for chunk in chunks for pair in chunk]
+        host_s = sum(n * self.host(cost, recompute).overlapped_s for cost, n in pairs)
+        device_s = sum(
+            n * seconds.total_s
+            for cost, n in pairs
+            for seconds in self.layer_passes(cost, recompute)
+        )
+        return host_s / device_s
+
+    def host_update_s(self, cost: LayerCost) -> float:
+        """Return the host time of the optimizer's step for the tensors of a layer."""
+        stack, eight_bits = self.run.stack, self.run.states.name == "8bit"
+        per_tensor = HOST_UPDATES["8bit" if eight_bits else stack.optimizer]
+        return cost.tensors * per_tensor * stack.host_tensor_s
 
     def sent_bytes(self, boundary_bytes: float) -> float:
         """Return the bytes of an activation (or gradient) that one device sends to the next stage:
@@ -400,7 +420,7 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     """
     parameters = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
     stack, states = run.stack, run.states
-    half = states.name == "bf16"
+    half = states.name in ("bf16", "momentum", "adafactor")
     moved = states.update * (run.gpu.half_optimizer_traffic if half else run.gpu.optimizer_traffic)
     element = HALF if half else FLOAT
     if stack.optimizer in UPDATES and states.name != "8bit":

@@ -246,6 +246,7 @@ class PlannedLayouts:
             all_states.waiting[at],
             weight_s / sums.rows[sums.row, COPIES],
             all_states.launch_s[at],
+            all_states.host_late_s[at],
         )
         return StateMemory(states, sums.memory(states))
 
