@@ -11,8 +11,8 @@ from docs.records import PAGES_WITH_RECORDS, RESULTS, with_records
 from docs.written import ROOT
 
 PARTS = (
-    "record", "fault_cluster", "fault_doors", "fault_forks", "fault_runs", "fuzz_changes", "fuzz_kinds",
-    "fuzz_launch", "fuzz_seeds", "operator_repeats",
+    "record", "fault_cluster", "fault_doors", "fault_forks", "fault_runs", "fuzz_changes",
+    "fuzz_kinds", "fuzz_launch", "fuzz_seeds", "operator_repeats",
 )  # fmt: skip
 """Of benchmarks, which are none themselves."""
 
