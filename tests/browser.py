@@ -32,6 +32,9 @@ import websocket
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
 """Where views are kept for people to look at; git ignores it."""
 
+WAIT_S = 120.0
+"""Until something is taken to never come: machines may be busy."""
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -57,7 +60,7 @@ class Page:
     """One tab."""
 
     def __init__(self, address: str) -> None:
-        self._socket = websocket.create_connection(address, suppress_origin=True, timeout=60)
+        self._socket = websocket.create_connection(address, suppress_origin=True, timeout=WAIT_S)
         self._number = 0
         self.errors: list[str] = []
         """What the console, the network and uncaught exceptions complained about."""
@@ -122,7 +125,7 @@ class Page:
             raise AssertionError(details.get("exception", {}).get("description", details["text"]))
         return answer["result"].get("value")
 
-    def wait_for(self, script: str, timeout_s: float = 20.0) -> Any:
+    def wait_for(self, script: str, timeout_s: float = WAIT_S) -> Any:
         """Until an expression is true."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
@@ -132,7 +135,7 @@ class Page:
             time.sleep(0.03)
         raise AssertionError(f"never true: {script}; errors {self.errors}")
 
-    def wait_until(self, done: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def wait_until(self, done: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
         """Until a condition of this process holds, such as a file that is there."""
         deadline = time.monotonic() + timeout_s
         while not done():
@@ -238,7 +241,7 @@ class Browser:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/json/new?about:blank", method="PUT"
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
             target = json.load(answer)
         page = Page(target["webSocketDebuggerUrl"])
         page.call(
@@ -254,7 +257,7 @@ class Browser:
         finally:
             page.close()
             close = f"http://127.0.0.1:{self._port}/json/close/{target['id']}"
-            urllib.request.urlopen(close, timeout=30).close()
+            urllib.request.urlopen(close, timeout=WAIT_S).close()
 
 
 @contextmanager
@@ -286,11 +289,11 @@ def start_browser() -> Iterator[Browser]:
 def _port(profile: Path, process: subprocess.Popen[bytes]) -> int:
     """The port that Chromium chose; it writes it into its profile."""
     file = profile / "DevToolsActivePort"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"Chromium ended at once with code {process.returncode}")
         if file.exists() and (lines := file.read_text().splitlines()):
             return int(lines[0])
         time.sleep(0.05)
-    raise RuntimeError("Chromium did not open its DevTools port within 60 s")
+    raise RuntimeError(f"Chromium did not open its DevTools port within {WAIT_S:g} s")

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,8 +21,17 @@ if TYPE_CHECKING:
     from browser import Browser
 
 settings.register_profile("repeat", derandomize=True, deadline=None)
+settings.register_profile("campaign", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile kernels once, before workers start that would each compile them."""
+    config = session.config
+    if getattr(config.option, "numprocesses", 0) and not config.option.collectonly:
+        subprocess.run([sys.executable, str(Path(__file__).with_name("kernels.py"))])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -34,8 +46,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"skipped {count}: {name}")
     if any(name.endswith("is missing") for name in skipped):
         terminalreporter.write_line("to run them: .ci/run, or install what is missing")
-    if terminalreporter.config.option.markexpr == "not slow":
-        terminalreporter.write_line("tests marked slow were left out; to run them: pytest -m ''")
+    if "not slow" in terminalreporter.config.option.markexpr:
+        terminalreporter.write_line(
+            "tests marked slow were left out; to run them: pytest -m 'not campaign'"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def test_another_job_and_a_second_process_are_refused(
     assert "another job (devices 64 there, 32 here)" in capsys.readouterr().err
     holder = (
         "import sys, time; from pathlib import Path; from atoll.store.lock import FolderLock; "
-        "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+        "lock = FolderLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(3600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", holder, str(finished)], stdout=subprocess.PIPE
@@ -110,7 +110,7 @@ def test_ctrl_c_prints_the_best_so_far_and_the_next_run_ends_alike(tmp_path: Pat
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as search:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while time.monotonic() < deadline:
             time.sleep(0.05)
             try:
@@ -120,7 +120,7 @@ def test_ctrl_c_prints_the_best_so_far_and_the_next_run_ends_alike(tmp_path: Pat
             except AtollError:
                 continue  # it has not begun
         search.send_signal(signal.SIGINT)
-        out, err = search.communicate(timeout=60)
+        out, err = search.communicate(timeout=600)
     assert search.returncode == 130, err
     assert "Chip " in out
     assert "not proven optimal: the best of" in out

@@ -199,7 +199,7 @@ def test_a_cancelled_call_is_ended_and_the_end_of_input_ends_all() -> None:
             pass
         send("tools/call", 4, name="plan", arguments=large)
         server.stdin.close()
-        server.wait(30)
+        server.wait(120)
     finally:
         server.kill()
         server.wait()

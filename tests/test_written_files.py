@@ -76,12 +76,12 @@ def test_a_pipe_is_written_where_a_process_reads_it(tmp_path: Path) -> None:
         write_csv(pipe, ["a"], [[1]])
     with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
-        for attempt in range(200):  # until it has opened the pipe
+        for attempt in range(1200):  # until it has opened the pipe
             try:
                 write_csv(pipe, ["a"], [[1]])
                 break
             except AtollError:
-                assert attempt < 199
+                assert attempt < 1199
                 time.sleep(0.1)
         assert reader.stdout.read().split() == ["a", "1"]
     command = "from atoll.files.csvfile import write_csv; write_csv('/dev/stdout', ['a'], [[1]])"

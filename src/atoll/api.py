@@ -113,7 +113,7 @@ def search(
 
 @described_by("place")
 def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]) -> TablePlan:
-    """The optimal placement of a table of layer costs on its devices.
+    """Place a table of layer costs on its devices, optimally.
 
     Returns:
         Stages and the time of a batch; nothing of both where no placement fits.
@@ -139,7 +139,7 @@ def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]
 
 
 def list_models() -> ModelsAnswer:
-    """The models that come with Atoll.
+    """List the models that come with Atoll.
 
     Returns:
         One row per model: its name, family and sizes.
@@ -163,7 +163,7 @@ def list_models() -> ModelsAnswer:
 
 @described_by("models")
 def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelAnswer:
-    """Parameters and the layer table of a model, with its operators.
+    """Describe a model: parameters, layers and operators.
 
     Returns:
         What `atoll models NAME --json` prints.
@@ -198,7 +198,7 @@ def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelA
 
 
 def describe_hardware(name: str | None = None) -> CatalogueAnswer | HardwareAnswer:
-    """The catalogue, or one device, accelerator, network, space or wafer of it or of a file.
+    """List the catalogue, or describe one device, chip, network, space or wafer.
 
     Args:
         name: An entry of the catalogue, or a file of one (YAML). Default: all names.
@@ -223,7 +223,7 @@ def describe_hardware(name: str | None = None) -> CatalogueAnswer | HardwareAnsw
 def calibrate(
     data: str | Path | None = None, **fields: Unpack[keywords.CalibrateFields]
 ) -> CalibrationAnswer | SiteCalibration:
-    """Fit a site to training runs, a profile or NCCL's tests, or a device to timed operators.
+    """Fit a site to training runs, a profile or nccl-tests, or a device to operator timings.
 
     The columns of the file say which; operators are judged on rows that were kept out.
 
@@ -249,8 +249,7 @@ def calibrate(
 def validate(
     data: str | Path | None = None, **fields: Unpack[keywords.ValidateFields]
 ) -> Validation:
-    """Predicted against measured: operators, steps of one device, training runs, powers of nodes
-    and devices, figures of process nodes.
+    """Compare predictions with measurements of operators, steps, training runs, power or chips.
 
     The file's columns say which; of `wafer`, rows of wafers and of TPUs are priced. Without either:
     our H200 operators, on the rows that the shipped calibration did not see, and under `steps` our
@@ -300,7 +299,7 @@ def estimate(
     job: EstimateQuestion | WaferQuestion | str | Path | None = None,
     **fields: Unpack[keywords.EstimateFields],
 ) -> Estimate | WaferEstimate:
-    """What one layout of a training run, or one mapping on a wafer, costs in time and memory.
+    """Estimate time and memory of one layout of a training run, or of one mapping on a wafer.
 
     Args:
         job: A question, or a job file (kind: devices or wafer); keywords override its fields.
@@ -384,7 +383,7 @@ def plan(
     progress: Progress | None = None,
     **fields: Unpack[keywords.PlanFields],
 ) -> Plan | MixedPlan:
-    """The fastest layout that fits, proven over the values that each axis may take.
+    """Find the fastest training layout that fits, with proof.
 
     Args:
         job: A question, or a job file (kind: devices or pods); keywords override its fields.
@@ -441,7 +440,7 @@ def plan(
 
 
 def load(path: str | Path) -> Answer:
-    """The answer in a file, as the type that it has.
+    """Read the answer in a file, as an object of its type.
 
     Args:
         path: What `save`, `--json` or `--out` wrote.
@@ -466,7 +465,7 @@ def load(path: str | Path) -> Answer:
 
 @described_by("check")
 def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
-    """Judge a launch file: does it fit, how long is a step, which layout would be better.
+    """Check a launch file: does it fit, how long is a step, which layout would be better.
 
     Returns:
         The estimate of the file's layout, the plan of the best one for the same job under the

@@ -215,12 +215,12 @@ def test_a_worker_with_an_edited_source_is_refused_on_a_real_cluster(
         executor.start(10)
         assert executor.submit(scaled, 7).result(60) == 70
         with other_worker(address, tmp_path):
-            executor._client.wait_for_workers(2, timeout=60)
+            executor._client.wait_for_workers(2, timeout=300)
             assert executor.submit(scaled, 8).result(60) == 80
             sentence = rf"runs atoll {VERSION} \(sources .* this search .* It is left out\."
             assert re.search(sentence, caplog.text)
         with other_worker(address, tmp_path / "again"):
-            executor._client.wait_for_workers(2, timeout=60)
+            executor._client.wait_for_workers(2, timeout=300)
             late = DaskCluster(address)
             with pytest.raises(AtollError, match="install the same atoll on every worker"):
                 late.start(10)

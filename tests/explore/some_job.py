@@ -33,8 +33,8 @@ _known: dict[str, SearchResult] = {}
 
 
 def some_job(*, few: bool = False, **changes: Any) -> SearchQuestion:
-    """Some thousand chips, a hundred of which need more than a roofline; a hundred in all where
-    fronts are asked for, which evaluate most chips.
+    """Some thousand chips, a hundred of which need more than a roofline; a hundred in all, with
+    one order and one ZeRO stage, where fronts are asked for, which evaluate most chips.
     """
     fewer = few or changes.get("pareto", False)
     file = Path(_folder.name) / ("few.yaml" if fewer else "some.yaml")
@@ -48,6 +48,8 @@ def some_job(*, few: bool = False, **changes: Any) -> SearchQuestion:
         "space": str(file),
         "baselines": False,
     }
+    if fewer:
+        chosen |= {"order": "1f1b", "zero": 1}
     return SearchQuestion.of(**(chosen | changes))
 
 

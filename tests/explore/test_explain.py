@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     space = EXAMPLES / "spaces/tiny.yaml"
     atoll.search(
         model="bert-large", space=str(space), devices=8, batch=64, max_power=200.0,
-        baselines=False, beside=["a100-80"], out=out,
+        microbatch=[8], tp=[1, 2], baselines=False, beside=["a100-80"], out=out,
     )  # fmt: skip
     return out
 
@@ -121,7 +121,7 @@ def test_neighbours_name_the_limit_that_stops_them(
     assert best.peak_power_W + more.power_W > 200.0
     assert more.capped_GHz is not None and more.capped_GHz < best.clock_GHz
     assert more.capped_gain is not None and more.capped_gain < (more.gain or 0.0)
-    assert steps["HBM bandwidth"].more.stopped_by in ("no faster", "not in the lists")
+    assert steps["HBM bandwidth"].more.stopped_by in ("no faster", "not in the space")
 
 
 def test_neighbours_end_with_their_time_limit(

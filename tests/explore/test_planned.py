@@ -33,6 +33,7 @@ from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.request import make_run
 from contract.questions import SPACE
+from drawn import examples
 from workload.small_families import given as given_family
 
 REL = 1e-9
@@ -224,6 +225,7 @@ def test_replicas_that_bring_nothing_are_left_out(
 
 
 @pytest.mark.slow
+@examples(20, 100)
 @given(st.lists(st.floats(1.0, 3.0), min_size=12, max_size=12), st.floats(0.0, 1.0))
 def test_what_bounds_the_times_bounds_the_steps(recomputing: Node, longer, share: float) -> None:
     one = recomputing

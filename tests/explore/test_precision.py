@@ -34,6 +34,7 @@ def test_everything_tried_is_no_better(seed: int, precision: str) -> None:
     assert found.bound >= BATCH / truth_s * (1 - 1e-9), "a bound below what exists"
 
 
+@pytest.mark.slow
 def test_a_search_in_fp8(tmp_path: Path) -> None:
     wide = atoll.search(**JOB, baselines=False)
     narrow = atoll.search(
@@ -56,6 +57,7 @@ def test_a_search_in_fp8(tmp_path: Path) -> None:
     assert devices["tpu-v4"].step_time_s == pytest.approx(own, rel=1e-9), "it has 16 bits alone"
 
 
+@pytest.mark.slow
 def test_a_search_in_nvfp4(tmp_path: Path) -> None:
     eight = atoll.search(**JOB, precision="fp8", baselines=False)
     four = atoll.search(

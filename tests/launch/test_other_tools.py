@@ -169,8 +169,15 @@ def test_torchtitans_programs_are_parsed_with_their_chunked_loss(tmp_path: Path)
     assert read_launch(path).fields["flags"] == "loss_chunks=1"
 
 
-def test_other_programs_are_not_read_as_scripts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nprint('--num-layers 2 pretrain_gpt.py')\n",
+        "def main():\n    model = 'x'\n    model.name = 1\n    return model\n",
+    ],
+)
+def test_other_programs_are_not_read_as_scripts(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config.py"
-    path.write_text("import os\nprint('--num-layers 2 pretrain_gpt.py')\n")
+    path.write_text(text)
     with pytest.raises(AtollError, match="no function returns a configuration"):
         read_launch(path)

@@ -46,11 +46,26 @@ class StageSeconds(NamedTuple):
     host_backward: float
     host_weight: float
     waiting: float
+    microbatches: int
+    split: bool
+    late: float
+    """Host time of the update beyond the device's."""
+
+    @property
+    def steady_s(self) -> float:
+        launches_s = self.host_forward + self.host_backward + self.host_weight
+        return launches_s - self.forward - self.backward
+
+    @property
+    def once_s(self) -> float:
+        """Wait for the first forward pass or the update, over the microbatches."""
+        first_s = (self.host_forward - self.forward) / self.microbatches
+        late_s = self.steady_s + self.late / self.microbatches
+        return 0.0 if self.split else max(0.0, max(first_s, late_s) - max(0.0, self.steady_s))
 
     @property
     def exposed_host_s(self) -> float:
-        launches_s = self.host_forward + self.host_backward + self.host_weight
-        return max(0.0, launches_s - self.forward - self.backward) + self.waiting
+        return max(0.0, self.steady_s) + self.once_s + self.waiting
 
     @property
     def total_s(self) -> float:
@@ -68,7 +83,10 @@ class StageSeconds(NamedTuple):
 def step_by_layer(estimator: Estimator, layout: Layout, policies: Sequence[str]) -> StepByLayer:
     """Estimate a layout with one recomputation policy per stage."""
     stepper, shares = estimator.shares(layout)
-    stages = [stage_seconds(stepper, *given) for given in zip(shares, policies, strict=True)]
+    stages = [
+        stage_seconds(stepper, chunks, policy, estimator.trained(layout, chunks))
+        for chunks, policy in zip(shares, policies, strict=True)
+    ]
     needed = (
         stage_bytes(estimator, stepper, stage, *given)
         for stage, given in enumerate(zip(shares, policies, strict=True))
@@ -77,11 +95,25 @@ def step_by_layer(estimator: Estimator, layout: Layout, policies: Sequence[str])
     return StepByLayer(time_s, tuple(stage.total_s for stage in stages), tuple(needed))
 
 
-def stage_seconds(stepper: Stepper, chunks: Sequence[Share], policy: str) -> StageSeconds:
-    """Of several chunks of both directions, the mean over the directions."""
+def stage_seconds(
+    stepper: Stepper,
+    chunks: Sequence[Share],
+    policy: str,
+    trained: tuple[float, float] | None = None,
+) -> StageSeconds:
+    """Of several chunks of both directions, the mean over the directions. With its trained
+    parameters a stage waits for the host's part of the update too.
+    """
     directions = max(1, len(chunks) // stepper.layout.rounds)
     layers = [(cost, n / directions) for chunk in chunks for cost, n in chunk]
-    return StageSeconds(*sum(n * _layer_seconds(stepper, cost, policy) for cost, n in layers))
+    seconds = sum(n * _layer_seconds(stepper, cost, policy) for cost, n in layers)
+    late_s = 0.0
+    if trained is not None:
+        pairs = (pair for chunk in chunks for pair in chunk)
+        launched_s = sum(n * stepper.host_update_s(cost) for cost, n in pairs)
+        late_s = max(0.0, launched_s - update_s(stepper.run, stepper.layout, *trained))
+    split = stepper.layout.schedule in SPLIT
+    return StageSeconds(*seconds, stepper.microbatches, split, late_s)
 
 
 def _layer_seconds(stepper: Stepper, cost: LayerCost, policy: str) -> np.ndarray:
@@ -137,15 +169,18 @@ def _step_s(
     times_s = []
     for pace, _ in enumerate(slowest.paces(order)):
         passes = [stage.paces(order)[pace] for stage in stages]
-        behind_s = slowest.total_s - slowest.forward
+        behind_s = slowest.total_s - slowest.forward - slowest.once_s
         if order in SPLIT:
             longest = max(passes, key=lambda stage: stage.total_s)
             behind_s = longest.backward_s + longest.weight_s
         passes_s = m * passes[0].total_s
         if layout.pp > 1:
+            several = len(shares[0]) > 1
             chunks = [
                 [stage_seconds(stepper, [chunk], policy).paces(order)[pace] for chunk in stage]
-                for stage, policy in zip(shares, policies, strict=True)
+                if several
+                else [passes[number]]
+                for number, (stage, policy) in enumerate(zip(shares, policies, strict=True))
             ]
             (passes_s,) = pipeline_s(order, np.array([chunks]), m, waits_s, delays_s)
         exposed_s = (wire_s - hidden * min(wire_s, behind_s) for wire_s in (last_s, before_s))

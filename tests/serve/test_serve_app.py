@@ -176,7 +176,7 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(app: App) -> None:
 def test_over_a_real_socket(tmp_path: Path) -> None:
     folder = write_designs(tmp_path / "one", random_designs(30))
     with serving(folder) as explorer:
-        connection = http.client.HTTPConnection("127.0.0.1", explorer.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", explorer.port, timeout=120)
         for _ in range(2):  # the connection is kept
             connection.request("GET", "/api/runs")
             answer = connection.getresponse()
@@ -185,10 +185,10 @@ def test_over_a_real_socket(tmp_path: Path) -> None:
         refused = connection.getresponse()
         assert refused.status == 405
         refused.read()
-        connection = http.client.HTTPConnection("127.0.0.1", explorer.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", explorer.port, timeout=120)
         connection.request("GET", "/api/runs", headers={"Host": "evil.example"})
         assert connection.getresponse().status == 421
-        connection = http.client.HTTPConnection("127.0.0.1", explorer.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", explorer.port, timeout=120)
         connection.request("GET", "/api/runs/one/designs.csv")
         answer = connection.getresponse()
         assert "one-designs.csv" in (answer.getheader("Content-Disposition") or "")

@@ -88,7 +88,7 @@ def test_every_view_renders_without_errors(
     with browser.page(width, 900, dark=dark) as page:
         for name, (query, ready) in VIEWS.items():
             page.goto(f"{explorer.address}?{query}")
-            page.wait_for(ready, 60)
+            page.wait_for(ready)
             size = "phone" if width < 600 else "desktop"
             page.screenshot(f"explorer-{name}-{size}-{'dark' if dark else 'light'}")
             assert_clean(page)

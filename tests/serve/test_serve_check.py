@@ -121,7 +121,7 @@ def test_the_door_in_a_browser(browser: Browser, tmp_path: Path) -> None:
         page.set_value("#launch", SCRIPT)
         page.set_value("#check-devices", "8")
         page.click("#judge")
-        page.wait_for("!!document.querySelector('#verdict #answer')", 60)
+        page.wait_for("!!document.querySelector('#verdict #answer')")
         assert page.eval("document.querySelector('#verdict').textContent.includes('fits')")
         assert page.eval("document.querySelectorAll('#verdict img').length") == 0
         page.screenshot("explorer-check-desktop-light")

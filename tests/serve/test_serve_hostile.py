@@ -30,12 +30,12 @@ def explorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
 
 
 def answers(explorer: Explorer) -> bool:
-    with urllib.request.urlopen(f"{explorer.address}api/runs", timeout=30) as found:
+    with urllib.request.urlopen(f"{explorer.address}api/runs", timeout=120) as found:
         return bool(json.load(found)["runs"])
 
 
 def connected(explorer: Explorer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", explorer.port), timeout=30)
+    return socket.create_connection(("127.0.0.1", explorer.port), timeout=120)
 
 
 def test_slow_connections_keep_nobody_out_and_are_bounded(explorer: Explorer) -> None:

@@ -259,6 +259,6 @@ def test_runs_are_compared_as_the_command_does(plan_run: Path, tiny_run: Path) -
     asked, figures = view["tables"]
     assert asked["heads"][-2:] == ["gpt2", "tiny"]
     assert any(row[:2] == ["devices", "≠"] for row in asked["rows"])
-    assert any(row[0] == "MFU" for row in figures["rows"])
+    assert any(row[0] == "MFU %" for row in figures["rows"])
     assert "two or more" in ask_json(app, "/api/compare?run=gpt2", 400)["error"]
     assert "No run 'none'" in ask_json(app, "/api/compare?run=gpt2&run=none", 404)["error"]

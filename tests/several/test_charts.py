@@ -34,14 +34,14 @@ def test_values_that_are_no_numbers_are_bars_and_runs_without_an_answer_a_gap() 
         atoll.EstimateQuestion, model="gpt2-xl", devices=8, batch=64, device=devices
     )
     assert len(drawn(swept.chart().svg, "rect")) == 1 + 2  # background and bars
-    assert "1 without an answer: device: " in dict(swept.summary())["Note"]
+    assert "no answer for 1 of " in dict(swept.summary())["Note"]
 
 
 def test_results_are_compared_without_files() -> None:
     runs = [atoll.estimate("gpt2-xl", "h100", devices, batch=64) for devices in (8, 16)]
     compared = atoll.compare(*runs)
     assert compared.to_dataframe().loc["devices"].tolist() == [8, 16]
-    assert len(drawn(compared.chart("MFU").svg, "rect")) == 1 + 2
+    assert len(drawn(compared.chart("MFU %").svg, "rect")) == 1 + 2
     assert "devices: 8 | 16 (2x)" in compared._repr_html_()
 
 

@@ -39,10 +39,18 @@ def test_a_budget_alone_takes_the_most_devices_that_it_pays() -> None:
         ({"deadline": "12h", "devices": 8}, "devices: deadline and budget choose them"),
         ({"deadline": "1 min"}, r"no number of h100 finishes in 0\.0006944 days: .*; give more"),
         ({"deadline": "12h", "budget": "$1"}, "no number of h100 finishes in 0.5 days and 1 dol"),
-        ({"budget": "much"}, "budget: expected a number"),
+        ({"budget": "much"}, "budget: expected dollars"),
         ({"deadline": "12h", "tokens": None, "price": None}, "no effect without --tokens"),
     ],
 )
 def test_what_cannot_be_met_is_one_sentence(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(AtollError, match=words):
         atoll.plan(**ASKED | fields)
+
+
+def test_a_sweep_of_a_deadline_says_how_many_devices_each_value_takes() -> None:
+    asked = {**ASKED, "deadline": "12h"}
+    swept = atoll.sweep(atoll.PlanQuestion, **asked | {"device": ["h100", "a100-80"]})
+    for row in swept.rows:
+        plan = atoll.plan(**asked | row.asked)
+        assert row.figures["devices"] == plan.run.devices  # type: ignore[union-attr]

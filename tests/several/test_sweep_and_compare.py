@@ -14,6 +14,7 @@ import atoll
 from atoll.answers.designs import CompareAnswer
 from atoll.base.errors import AtollError
 from atoll.cli import app
+from atoll.printing.console import Output
 from atoll.questions import EstimateQuestion, PlanQuestion
 from atoll.report.table_view import table_view
 
@@ -243,3 +244,25 @@ def test_a_run_keeps_its_question_and_the_version_that_answered_it(tmp_path: Pat
     assert kept["question"] == given and kept["version"] == atoll.__version__
     again = atoll.plan(job=PlanQuestion.of(**kept["question"]))
     assert again.answer.step_time_s == kept["step_time_s"]
+
+
+def test_an_unknown_field_of_a_sweep_gets_the_name_that_was_meant() -> None:
+    with pytest.raises(AtollError, match="sweep: devicess: unknown field, did you mean devices"):
+        atoll.sweep(EstimateQuestion, **ASKED, devicess=[8, 16])
+
+
+def test_a_table_breaks_lines_only_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = "tp4 pp4 dp2 vpp6 mbs2 zero1 sp recompute-none blocks-2x6+3x17+1"
+    heads = ("device", "tokens/s per device", *"abcdef", "layout")
+    cells = ("h100", "12,345", *["123.4567"] * 6, layout)
+    Output().table(heads, [cells], (-1,))
+    out = capsys.readouterr().out
+    assert {*layout.split(), *cells[:-1]} <= {*out.split()}
+    assert max(map(len, out.splitlines())) <= Output().width
+
+
+def test_a_printed_sweep_names_its_best_row_and_why_a_row_is_empty() -> None:
+    out = printed("estimate", *WORDS, "--sweep", "devices=10,20,3")
+    assert "\nBest        " in out and "tokens/s per device at devices 10\n" in out
+    assert "\nNote        no answer for 1 of 3: " in out
+    assert out.splitlines()[-1].startswith("Next        --out DIR keeps these answers")

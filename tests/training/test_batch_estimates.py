@@ -28,6 +28,7 @@ from atoll.training.operators.layers import recompute_choices
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
 from atoll.training.run import Run
+from drawn import examples
 from oracles.step_by_layer import StepByLayer, step_by_layer
 
 NAMED = ("none", "selective", "alternate", "full")
@@ -79,7 +80,7 @@ def assert_row(estimator: Estimator, layout: Layout, expected: StepByLayer) -> N
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(15, 60)
 @given(random_runs(), st.sampled_from(("bf16", "fp8")), st.randoms(use_true_random=False))
 def test_the_batch_equals_the_estimate_one_by_one(run: Run, precision: str, random: Random) -> None:
     """All stacks, states, orders, ZeRO stages, replicas, widths of experts and policies."""

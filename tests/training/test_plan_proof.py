@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from training_cases import (
@@ -39,6 +39,7 @@ from atoll.training.planner.space import Axes, LayoutColumns, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run
 from atoll.training.run import Run
+from drawn import examples
 
 SMALL = Axes(
     cp=(1, 2),
@@ -68,7 +69,10 @@ def known_estimates(name: str, axes: Axes) -> list[Estimate]:
 
 
 def axes_of(name: str) -> Axes:
-    return replace(SMALL, etp=(1, 2)) if name.startswith("folded") else SMALL
+    """Of the many layouts of experts, those of one order."""
+    if name.startswith("folded"):
+        return replace(SMALL, etp=(1, 2), schedule=("1f1b",))
+    return replace(SMALL, schedule=("1f1b",)) if name == "experts" else SMALL
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,8 @@ def axes_of(name: str) -> Axes:
     [
         *((name, axes_of(name)) for name in CASES),
         ("dense", TURNED),
-        pytest.param("experts", TURNED, marks=pytest.mark.slow),
+        pytest.param("experts", TURNED, marks=pytest.mark.campaign),
+        pytest.param("experts", SMALL, marks=pytest.mark.campaign),
     ],
 )
 @pytest.mark.parametrize("share", [0.35, 1.0])
@@ -101,7 +106,7 @@ def test_the_plan_is_the_best_of_all_layouts(name: str, axes: Axes, share: float
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@examples(4, 12)
 @given(random_runs(), st.randoms(use_true_random=False), st.floats(0.02, 1.0))
 def test_the_plan_is_the_best_of_random_spaces(run: Run, random: Random, share: float) -> None:
     """With recomputation by operator, at any memory, whatever the schedules."""
@@ -126,7 +131,7 @@ def test_the_plan_is_the_best_of_random_spaces(run: Run, random: Random, share: 
     assert found.certificate.proven
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_llama3_8b_on_64_h100_is_the_best_of_its_whole_space() -> None:
     """No bound, no order: every layout that the answer counts is estimated, in arrays; of the
     fastest and of some others the readable estimate says the same. Small twins are above.
@@ -229,7 +234,7 @@ def test_recomputation_by_operator_that_comes_to_a_named_policy_is_that() -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@examples(4, 12)
 @given(random_runs(), st.randoms(use_true_random=False))
 def test_no_part_of_a_space_beats_the_whole(run: Run, random: Random) -> None:
     """Fewer values on any axis, also on those that all take their default: schedules of pipelines
@@ -246,7 +251,7 @@ def test_no_part_of_a_space_beats_the_whole(run: Run, random: Random) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(12, 40)
 @given(random_runs(), st.randoms(use_true_random=False))
 def test_no_layout_is_below_its_bounds(run: Run, random: Random) -> None:
     """Bounds before estimates, of any family, under any policy, with recomputation by operator."""

@@ -126,7 +126,7 @@ def test_any_schedule_alone_keeps_the_layouts_without_a_pipeline(schedule: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [dense(12), grouped(10), mixture(8)], ids=lambda m: m.name)
+@pytest.mark.parametrize("model", [dense(12), mixture(8)], ids=lambda m: m.name)
 def test_default_axes_are_as_documented(model: object) -> None:
     run = small_run(model, devices=48, global_batch=96)  # type: ignore[arg-type]
     listed = all_layouts(run, Axes())

@@ -115,7 +115,9 @@ def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
     assert found.proof().startswith("the fastest is proven")
     assert told.layout.recompute == "none" and found.fastest.layout.recompute == "optimal"
     why = told.explain()
-    assert why.choice == told.choice and f"named is {told.choice}" in " ".join(str(why).split())
+    assert why.choice == told.choice and f"the plan names {told.choice}" in " ".join(
+        str(why).split()
+    )
     assert "the fastest is proven" in " ".join(str(why).split())
     mine_s, theirs_s = why.runners_up[0].part_s
     assert theirs_s < mine_s, "what makes the faster one faster"

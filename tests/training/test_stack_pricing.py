@@ -265,6 +265,27 @@ def test_older_attention_kernels_are_slower() -> None:
     assert newest == second  # the second version was written for Ampere
 
 
+def test_measured_rates_of_flash_attention_2_set_its_pace() -> None:
+    """Kernels written for Ampere use neither Blackwell's nor AMD's matrix units fully; other
+    devices have libraries of their own."""
+    run = small_run(grouped(max_sequence=16384), sequence=16384)
+
+    def attention_s(device: str, library: str) -> tuple[float, float]:
+        there = replace(run, gpu=gpu(device), attention=library)
+        block = costs_of(there)["block"]
+        return block.forward.attention_s, block.backward.attention_s
+
+    model = run.model
+    forward_flops = 2 * run.sequence**2 * model.heads * model.head_dim  # causal
+    for device in ("b200", "mi300x"):
+        fastest, second = attention_s(device, "flash"), attention_s(device, "flash2")
+        there = gpu(device)
+        assert there.flash2_flops and there.flash2_backward_flops
+        assert second[0] == pytest.approx(forward_flops / there.flash2_flops, rel=0.01)
+        assert second[1] > 1.2 * fastest[1]
+    assert STACKS["gaudi"].attention == "flash"
+
+
 def test_unfused_attention_keeps_its_scores() -> None:
     run = small_run(dense(dropout=0.1, attention_dropout=0.1))
     flash = costs_of(run)["block"].kept("none").bytes

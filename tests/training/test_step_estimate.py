@@ -342,6 +342,31 @@ def test_exchanged_heads_are_whole_sequences_of_some_and_wait_for_each_other() -
     assert by_heads.context_s == pytest.approx(passes * model.layers * sent)
 
 
+def test_deepspeed_repeats_key_heads_for_more_ranks() -> None:
+    """Two key heads on eight ranks: each has one, and they are sent four times."""
+    model = grouped(heads=8, kv_heads=2, max_sequence=8192)
+    run = small_run(model, devices=8, stack=STACKS["deepspeed"], sequence=8192)
+    ring = replace(run, stack=replace(run.stack, exchanges_heads=False))
+    layout = Layout(cp=8)
+    by_ring, by_heads = (estimate(r, layout).usual_step for r in (ring, run))
+    assert by_heads.compute_s < by_ring.compute_s
+    width = 2 * model.heads * model.head_dim + 2 * 4 * model.kv_heads * model.head_dim
+    sent = all_to_all_s(run.network, 2 * width * run.sequence // 8, 8)
+    passes = 2 * run.global_batch
+    assert by_heads.context_s == pytest.approx(passes * model.layers * sent)
+
+
+def test_gaudis_deepspeed_sums_gradients_on_every_device() -> None:
+    """Its ZeRO 2 reduces all of them to every rank, which sends twice as much."""
+    run = small_run(grouped(), devices=8, stack=STACKS["gaudi"])
+    halved = replace(run, stack=replace(run.stack, reduces_all=False))
+    summed_s, scattered_s = (
+        estimate(r, Layout(dp=8, zero=2)).usual_step.gradient_s for r in (run, halved)
+    )
+    assert summed_s > 1.3 * scattered_s
+    assert estimate(run, Layout(dp=8, zero=1)).step == estimate(halved, Layout(dp=8, zero=1)).step
+
+
 def test_heads_that_do_not_divide_go_round_a_ring() -> None:
     ring = small_run(grouped(), devices=64, global_batch=64)
     heads = replace(ring, stack=software(ring.stack.name, None, None, "cp_a2a"))

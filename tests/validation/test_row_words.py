@@ -62,6 +62,14 @@ def test_kernels_that_are_named_beside_the_parallelism() -> None:
     assert find_stack("NeMo with Transformer Engine") == NEMO
 
 
+def test_trainers_of_hugging_face_divide_nothing_unless_they_state_it() -> None:
+    def zero(**more: str) -> int:
+        return run_from_row(row(tp="1", pp="1", dp="16", fsdp="0", zero_stage="", **more))[1].zero
+
+    assert zero(framework="optimum-habana (Gaudi)") == 0
+    assert zero(framework="Megatron-LM 2023") == 1
+
+
 def test_what_a_launch_file_lets_overlap() -> None:
     hidden, unread = overlapping(MEGATRON, "tp_comm grad_reduce dispatcher=alltoall")
     assert hidden.overlap.tensor_products == NEMO.overlap.tensor_products

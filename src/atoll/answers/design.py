@@ -14,6 +14,7 @@ from atoll.answers.layout import PlannedLayout
 from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.silicon.systolic import TEMPLATES
+from atoll.step.layout import Layout
 
 Degree = Annotated[int, Field(gt=0, le=10**9)]
 
@@ -160,6 +161,8 @@ class PlacementAnswer:
     """Chunks per stage of the interleaved schedule."""
     hsdp: Degree = 1
     """Replicas of the group that ZeRO divides over."""
+    sp: bool = False
+    """Sequence parallelism."""
 
     @derived_key
     def devices(self) -> Degree:
@@ -167,16 +170,23 @@ class PlacementAnswer:
 
     @derived_key
     def layout(self) -> str:
-        """Degrees and features of the layout in one phrase, without unused ones."""
-        words = [f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}"]
-        words[0] += f" x context {self.cp}" if self.cp > 1 else ""
-        if self.ep > 1 or self.etp:
-            expert_words = f" of tensor width {self.etp}" if self.etp else ""
-            words.append(f"experts{expert_words} over {self.ep}")
-        if self.schedule != "1f1b":
-            words.append(f"{self.schedule} x{self.vpp}" if self.vpp > 1 else self.schedule)
-        words += [f"{self.hsdp} replicas of shards"] if self.hsdp > 1 else []
-        return ", ".join(words)
+        """Degrees and features of the layout, as plans write them, without unused ones."""
+        layout = Layout(
+            tp=self.tensor,
+            pp=self.pipeline,
+            dp=self.data,
+            cp=self.cp,
+            ep=self.ep,
+            etp=self.etp or 0,
+            vpp=self.vpp,
+            microbatch=self.microbatch,
+            zero=self.zero,
+            hsdp=self.hsdp,
+            sp=self.sp,
+            recompute="none" if self.recompute == "none" else "optimal",
+            schedule=self.schedule,
+        )
+        return str(layout)
 
     @derived_key
     def recompute(self) -> str:
@@ -293,12 +303,12 @@ class SearchedModel(PlacedModel):
         rate = self.tokens_per_s_per_device
         batch = counted(round(self.samples_per_s * where.step_time_s), "sequence")
         tokens = round(rate * where.devices / self.samples_per_s)
+        recomputed = f" ({where.recompute})" if where.recompute != "none" else ""
         tight = ", but tight: " if most_bytes * (1 + spread) > capacity_bytes else ", "
         return [
             (
                 "Run",
-                f"{self.model} on {counted(where.devices, 'chip')}: {where.layout}, microbatch "
-                f"{where.microbatch}, ZeRO {where.zero}, recompute {where.recompute}; "
+                f"{self.model} on {counted(where.devices, 'chip')}: {where.layout}{recomputed}; "
                 f"{batch} of {tokens:,} tokens in a step",
             ),
             (

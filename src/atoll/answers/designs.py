@@ -213,8 +213,9 @@ class SweepAnswer(TableAnswer):
             values = ", ".join(f"{name} {format_value(v)}" for name, v in best.asked.items())
             words = f"{format_value(best.figures[self.figure])} {self.figure} at {values}"
             lines.append(("Best", words))
-        if problems := [row for row in self.rows if row.problem]:
-            lines.append(("Note", f"{len(problems)} without an answer: {problems[0].problem}"))
+        for problem in dict.fromkeys(row.problem for row in self.rows if row.problem):
+            number = sum(row.problem == problem for row in self.rows)
+            lines.append(("Note", f"no answer for {number} of {len(self.rows)}: {problem}"))
         return lines
 
     def lines(self) -> list[dict[str, JsonValue]]:
@@ -380,7 +381,7 @@ class CompareAnswer(TableAnswer):
             >>> import atoll
             >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
             >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64)
-            >>> small.compare(large).chart("MFU").svg[:4]
+            >>> small.compare(large).chart("MFU %").svg[:4]
             '<svg'
         """
         rows = {row.name: row.values for row in self.figures}

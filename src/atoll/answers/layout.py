@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from atoll.answers.answer import Amount, Count, Number, Positive
-from atoll.base.units import format_seconds
+from atoll.base.units import format_seconds, format_slower
 from atoll.files.atomic_file import atomic_files
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime
@@ -255,7 +255,9 @@ class LayoutCandidate:
 
 def candidates_words(candidates: Sequence[LayoutCandidate], between: float) -> str:
     """Return which layouts to benchmark and why; empty if none is near."""
-    words = "; ".join(f"{candidate.layout} ({candidate.slower:+.1%})" for candidate in candidates)
+    words = "; ".join(
+        f"{candidate.layout} ({format_slower(candidate.slower, 1)})" for candidate in candidates
+    )
     return f"{words}; within the model error of {between:.0%}, so benchmark too" if words else ""
 
 
@@ -275,5 +277,5 @@ class UnrestrictedLayout:
         """Return what an unrestricted runtime could gain."""
         return (
             f"An unrestricted runtime could reach {format_seconds(self.step_time_s)} "
-            f"(-{self.saved:.1%}) through {self.through}: {self.layout}."
+            f"({self.saved:.1%} less) through {self.through}: {self.layout}."
         )

@@ -290,17 +290,18 @@ class NextChip:
         return self.step_time_s / self.chip_step_time_s
 
     def words(self) -> tuple[str, ...]:
-        lost = f"{format_seconds(self.host_s)} of host time and a slack of {self.slack:.3f}"
+        lost = f"{format_seconds(self.host_s)} of host time, slack {self.slack:.3f}"
         short = self.target / self.faster - 1
         need = (
-            f"more than the {self.target:g} times that are asked for"
+            f"more than the target of {self.target:g} times"
             if short <= 0
-            else f"{self.target:g} times takes {short:.0%} more throughput"
+            else f"{self.target:g} times as fast needs {short:.0%} more throughput"
         )
         return (
-            f"{'measured' if self.measured else 'planned'} on {self.device} a step takes "
-            f"{format_seconds(self.step_time_s)}; under its software ({lost}) this chip takes "
-            f"{format_seconds(self.chip_step_time_s)}: {self.faster:.2f} times as fast, {need}",
+            f"a step on {self.device} takes {format_seconds(self.step_time_s)} "
+            f"({'measured' if self.measured else 'planned'}); with the same software ({lost}) this "
+            f"chip takes {format_seconds(self.chip_step_time_s)}: {self.faster:.2f} times as fast; "
+            f"{need}",
             *(price.words() for price in self.prices),
         )
 

@@ -103,7 +103,7 @@ POWER_DENSITY = Dimension(
 )
 TIME = Dimension(
     "a time",
-    "1.5 us",
+    "30 s",
     _scaled(_SMALL, "s") | {"min": 60.0, "h": 3600.0, "d": 86400.0},
     ("ps", "ns", "us", "ms", "s", "min", "h", "d"),
     1e-15,
@@ -233,36 +233,34 @@ def _digits(number: float, digits: int) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-_TOKENS = re.compile(r"([0-9.]+)\s*([kKmM])")
+_TOKENS = re.compile(r"([0-9]+\.?[0-9]*)\s*([kKmM]?)")
 
 
 def parse_tokens(value: object) -> object:
     """Read "32k" as 32,768 and "4M" as 4,194,304, as sequences and batches are counted; return
-    what is no such text as it is.
+    what is no text as it is.
     """
-    match = _TOKENS.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
+    if not isinstance(value, str):
         return value
-    try:
-        tokens = float(match[1]) * 1024 ** (1 + (match[2] in "mM"))
-    except ValueError:
-        return value
-    return int(tokens) if tokens.is_integer() else value
+    match = _TOKENS.fullmatch(value.strip())
+    tokens = float(match[1]) * 1024 ** ["", "k", "m"].index(match[2].lower()) if match else 0.5
+    if not tokens.is_integer():
+        raise ValueError(f'expected a number of tokens such as 8192, "8k" or "4M", got {value!r}')
+    return int(tokens)
 
 
-_DOLLARS = re.compile(r"\$?\s*([0-9][0-9,.]*)\s*([kKmMbB]?)\s*(?:\$|USD|dollars)?")
+_DOLLARS = re.compile(r"\$?\s*([0-9][0-9,]*\.?[0-9]*)\s*([kKmMbB]?)\s*(?:\$|USD|dollars)?")
 
 
 def parse_dollars(value: object) -> object:
-    """Read "$50k" as 50,000; return what is no such text as it is."""
-    match = _DOLLARS.fullmatch(value.strip()) if isinstance(value, str) else None
+    """Read "$50k" as 50,000; return what is no text as it is."""
+    if not isinstance(value, str):
+        return value
+    match = _DOLLARS.fullmatch(value.strip())
     if match is None:
-        return value
+        raise ValueError(f'expected dollars such as "$50k", got {value!r}')
     scale = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9}[match[2].lower()]
-    try:
-        return float(match[1].replace(",", "")) * scale
-    except ValueError:
-        return value
+    return float(match[1].replace(",", "")) * scale
 
 
 def format_bytes(value: float) -> str:
@@ -300,11 +298,12 @@ def format_mfu(mfu: float, decimals: int = 1) -> str:
     return f"{mfu:.{decimals}%}{peak}"
 
 
-def format_slower(slower_by: float) -> str:
+def format_slower(slower_by: float, digits: int = 2) -> str:
     """Write how much longer something takes, as a share; below 0 it is faster."""
-    if abs(slower_by) < 5e-5:
+    words = f"{abs(slower_by):.{digits}%}"
+    if words == f"{0:.{digits}%}":
         return "as fast"
-    return f"{abs(slower_by):.2%} {'slower' if slower_by > 0 else 'faster'}"
+    return f"{words} {'slower' if slower_by > 0 else 'faster'}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -330,7 +329,7 @@ def format_value(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 1e3 else f"{value:.4g}"
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, list):

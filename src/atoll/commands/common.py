@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -95,7 +96,7 @@ def swept(question: Any, as_json: bool) -> bool:
     from atoll.printing.tables import print_sweep
     from atoll.several import sweep
 
-    answer(sweep(question), as_json, print_sweep)
+    answer(sweep(question), as_json, partial(print_sweep, folder=question.out))
     return True
 
 

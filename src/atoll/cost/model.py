@@ -13,8 +13,6 @@ from atoll.cost import gemm_kernels
 from atoll.executors.threads import over_ranges
 from atoll.hardware.template.cores import CostModel, ProductCosts, ProductShape, TensorConfigs
 
-_FEW = 64  # number of products below which mapping is faster than starting threads
-
 
 def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
     """Return the costs by Atoll's mapper (`cost.gemm_kernels`), computed on all CPU cores."""
@@ -37,10 +35,7 @@ def _mapped(
 ) -> ProductCosts:
     time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
     outputs = *_arguments(shapes, configs), time_s, hbm, glb, records
-    if time_s.size <= _FEW:
-        gemm_kernels.map_range(0, time_s.size, *outputs)
-    else:
-        over_ranges(lambda start, stop: gemm_kernels.map_range(start, stop, *outputs), time_s.size)
+    over_ranges(lambda start, stop: gemm_kernels.map_range(start, stop, *outputs), time_s.size)
     return ProductCosts(time_s, hbm, glb)
 
 

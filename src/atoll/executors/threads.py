@@ -6,12 +6,15 @@ Separate from `jit`, so that importing it does not import numba.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
 
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
+START_S = 2e-3
+"""Seconds of work below which threads take longer to start than they save."""
 
 
 def set_threads(count: int | None) -> int | None:
@@ -32,7 +35,8 @@ def threads() -> int:
 def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int = 8) -> None:
     """Call `run(start, stop)` on pieces of 0..count, on as many threads as `threads()` says.
 
-    The first piece runs alone, so that a kernel that is not yet compiled is compiled once.
+    The first piece runs alone, so that a kernel that is not yet compiled is compiled once; if it
+    is short, the others run on this thread too.
     """
     if count == 0:
         return
@@ -42,7 +46,12 @@ def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int
     if cores == 1:
         run(0, count)
         return
+    began = time.perf_counter()
     run(0, min(step, count))
+    if (time.perf_counter() - began) * (len(starts) - 1) < START_S:
+        if len(starts) > 1:
+            run(step, count)
+        return
     pieces = iter(starts[1:])  # which all threads take from, this one too
 
     def work() -> None:

@@ -16,6 +16,7 @@ from atoll.answers.designs import Identity
 from atoll.answers.search import ExistingDevice, FrontAnswer, ModelAlone, Robustness
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.kernel_cache import compile_in_background
+from atoll.base.registry import import_named
 from atoll.base.stopping import Stop, StopCheck, StoppedError, never
 from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
 from atoll.executors import Crew, Executor, InProcess, spare_executor
@@ -68,11 +69,11 @@ from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
-from atoll.training.planner.existing_device import plan_on_device, precision_of
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.workload.stored import model_warnings
 
+PLANNER = "atoll.training.planner.existing_device"  # imported on use
 RUNNERS_UP = 3
 PLAIN_ORDERS = ("1f1b",)
 SEARCHED_ORDERS = tuple(order for order in ORDERS if order != "gpipe")
@@ -144,7 +145,7 @@ def existing_device_runs(job: SearchQuestion, devices: Sequence[str]) -> dict[st
         name: make_run(
             model.name, name, job.devices, batch=model.batch or job.batch,
             sequence=model.sequence, optimizer=job.optimizer or job_profile(job).optimizer,
-            precision=precision_of(name, job.precision),
+            precision=import_named(f"{PLANNER}:precision_of")(name, job.precision),
         )
         for name in devices
     }  # fmt: skip
@@ -409,7 +410,7 @@ class _SearchRun:
         planned: list[ExistingDevice] = []
         for name, run in self.problem.runs.items():
             try:
-                planned.append(plan_on_device(name, run, self.stop))
+                planned.append(import_named(f"{PLANNER}:plan_on_device")(name, run, self.stop))
             except StoppedError:
                 self.left_out[f"device {name}"] = self.stop.reason
         return replace(result, beside=tuple(planned))

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.base.registry import Registry
-from atoll.explore.evolve import evolve_search
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
-from atoll.phaze.strategy import visit_buckets
 from atoll.questions import SearchQuestion
 
 
@@ -35,12 +33,16 @@ def _exact(search: Search, job: SearchQuestion) -> SearchOutcome:
 
 
 def _phaze(search: Search, job: SearchQuestion) -> SearchOutcome:
+    from atoll.phaze.strategy import visit_buckets
+
     area_mm2 = search.frontier.chips.area_mm2
     search.forget(visit_buckets(area_mm2, search.evaluate_all, search.accept))
     return search.outcome()
 
 
 def _evolve(search: Search, job: SearchQuestion) -> SearchOutcome:
+    from atoll.explore.evolve import evolve_search
+
     return evolve_search(search, job.evaluations, job.seed)
 
 

@@ -117,7 +117,7 @@ def layer_messages(stepper: Stepper, stage: int, cost: LayerCost, recompute: str
         (RECOMPUTE, ring_steps * kept.attention, 2 * kept.exchange),
     ):
         if stepper.run.stack.gives_heads(cost.kv_heads, layout.cp):
-            times, kind, moved = int(rings > 0), "all_to_all", cost.heads_bytes
+            times, kind, moved = int(rings > 0), "all_to_all", cost.given_bytes(layout.cp)
         else:
             times, kind, moved = rings, "send", cost.ring_bytes
         moved, tokens = (size * share.get(phase, 1.0) for size in (moved, exchanged))

@@ -165,6 +165,9 @@ class Gpu:
     measured_flops: float | None = None  # best 16-bit product anyone measured
     fp4_gain: float | None = None  # best fp4 product anyone measured over the best fp8 one
     tensor_per_exp: float = 1.0  # matrix FLOPs per exponential, relative to Hopper
+    flash2_flops: float | None = None
+    """FLOP/s of FlashAttention-2's kernels where they were measured; likewise backwards."""
+    flash2_backward_flops: float | None = None
     power_W: float | None = None
     """Rated."""
     cap_W: float | None = None
@@ -386,6 +389,8 @@ class GpuFile(FileModel):
     measured_fp8: PeakFlops | None = None
     measured_fp4: PeakFlops | None = None
     tensor_per_exp: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
+    flash2_flops: PeakFlops | None = Field(None, alias="flash2")
+    flash2_backward_flops: PeakFlops | None = Field(None, alias="flash2_backward")
     power_W: ChipPower | None = Field(None, alias="power")
     process_nm: ProcessNm | None = None
     die_mm2: ChipArea | None = Field(None, alias="die")

@@ -102,7 +102,9 @@ class Checked(AnsweredResult[CheckAnswer]):
         if measured is not None:
             range_words = f"{format_seconds(measured.low_s)} to {format_seconds(measured.high_s)}"
             words = f"{format_seconds(measured.step_time_s)} ({range_words} over {measured.steps}"
-            lines.append(("Measured", f"{words} steps); predicted {measured.error:+.1%}"))
+            side = "higher" if measured.error > 0 else "lower"
+            off = f"the prediction is {abs(measured.error):.1%} {side}"
+            lines.append(("Measured", f"{words} steps); {off}"))
         none_better = self.why_not.partition(";")[0].partition(": proven")[0]
         step = "a" if measured is None or measured.other_job else "the measured"
         if self.better is None:

@@ -48,21 +48,28 @@ class Output:
     def table(
         self, heads: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)
     ) -> None:
-        """Print a table without lines that cuts no text; all columns but `left` are right-aligned.
+        """Print a table without lines that cuts no text and breaks lines only between words; all
+        columns but `left` are right-aligned.
 
         A row may end before the last column.
         """
         from rich.console import Console
         from rich.table import Table
 
+        rows = list(rows)
         table = Table(box=None, pad_edge=False, header_style="")
         left_columns = {number % len(heads) for number in left}
-        for number, head in enumerate(heads):
+        widths = _column_widths(heads, rows, self.width)
+        for number, (head, width) in enumerate(zip(heads, widths, strict=True)):
             justify: Literal["left", "right"] = "left" if number in left_columns else "right"
-            table.add_column(head, justify=justify, overflow="fold")
+            table.add_column(head, justify=justify, width=width)
         for row in rows:
             table.add_row(*row)
-        Console(width=self.width, highlight=False, markup=False).print(table)
+        width = max(self.width, sum(widths) + 2 * (len(widths) - 1))
+        console = Console(width=width, highlight=False, markup=False)
+        with console.capture() as lines:
+            console.print(table)
+        print(*(line.rstrip() for line in lines.get().splitlines()), sep="\n")
 
     def print(self, text: str = "") -> None:
         for line in text.split("\n"):
@@ -75,6 +82,21 @@ class Output:
                 subsequent_indent=" " * (indent + 2) if indent else "",
             )
             print(*(lines or [""]), sep="\n")
+
+
+def _column_widths(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the width of every column: at least its longest word; what the line has left goes to
+    cells first, then to heads.
+    """
+    columns = [[row[i] for row in rows if i < len(row)] for i in range(len(heads))]
+    words = [" ".join((head, *cells)).split() for head, cells in zip(heads, columns, strict=True)]
+    widths = [max(map(len, column), default=0) for column in words]
+    for texts in (columns, [[head] for head in heads]):
+        wanted = [max(map(len, column), default=0) for column in texts]
+        for i in sorted(range(len(heads)), key=lambda i: wanted[i] - widths[i]):
+            spare = width - sum(widths) - 2 * (len(widths) - 1)
+            widths[i] += max(0, min(spare, wanted[i] - widths[i]))
+    return widths
 
 
 def print_answer(result: ShortAnswer, following: str, details: Callable[[], None] | None) -> None:

@@ -250,7 +250,7 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Iterato
             format_bytes(row["glb_bytes"]),
             format_bytes(row["hbm_capacity_bytes"]),
             *(_parameter_text(cast("Row", row), parameter) for parameter in extra),
-            f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
+            f"tp{row['tensor']} pp{row['pipeline']} dp{row['data']} mbs{row['microbatch']}",
         )
 
 
@@ -285,8 +285,8 @@ def print_table_plan(plan: TablePlan) -> None:
         return
     console.print(
         f"{format_seconds(plan.time_per_batch_s)} per batch: "
-        f"{counted(len(plan.stages), 'stage')} x tensor {plan.tensor_parallel} x data "
-        f"{plan.data_parallel}"
+        f"tp{plan.tensor_parallel} pp{len(plan.stages)} "
+        f"dp{plan.data_parallel}"
     )
     rows = []
     for number, stage in enumerate(plan.stages):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
@@ -12,6 +13,7 @@ from atoll.base.units import format_bytes, format_count, format_seconds, format_
 from atoll.printing.console import (
     Output,
     print_error_table,
+    print_lines,
     print_skipped,
     short,
 )
@@ -69,7 +71,29 @@ def print_model(shown: ModelAnswer) -> None:
 
 
 def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
-    print_fields({n: v for n, v in shown.to_dict().items() if n not in ("kind", "format")})
+    """Print the fields of one entry, or the devices with their figures and all other names."""
+    fields = {n: v for n, v in shown.to_dict().items() if n not in ("kind", "format")}
+    if shown.kind == "catalogue":
+        from atoll.hardware.device import load_device
+
+        devices = [load_device(name) for name in shown.devices]
+        rows = [
+            (
+                device.name,
+                f"{device.peak_flops(device.half_dtype) / 1e12:,.0f}",
+                f"{device.hbm_bytes / 2**30:.1f}",
+                f"{device.hbm_Bps / 1e12:.2f}",
+                "" if device.power_W is None else f"{device.power_W:,.0f}",
+            )
+            for device in devices
+        ]
+        console = Output()
+        console.table(("device", "16-bit TFLOP/s", "memory GiB", "memory TB/s", "W"), rows)
+        for kind, names in fields.items():
+            if kind != "devices":
+                console.print(f"{kind.replace('_', ' ')}: {', '.join(names)}")
+        return
+    print_fields(fields)
 
 
 def print_fields(shown: Mapping[str, JsonValue]) -> None:
@@ -288,11 +312,16 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def print_sweep(shown: SweepAnswer) -> None:
-    """Print one row per combination of values."""
-    columns = [name for name in shown.columns if name not in ("low s", "high s")]
+def print_sweep(shown: SweepAnswer, folder: Path | None = None) -> None:
+    """Print one row per combination of values, the best one, and what draws them."""
+    columns = [name for name in shown.columns if name not in ("low s", "high s", "problem")]
     rows = [[format_value(row[name]) for name in columns] for row in shown.lines()]
-    Output().table(columns, rows, ())
+    texts = [i for i, name in enumerate(columns) if name == "layout"]
+    Output().table(columns, rows, texts)
+    following = "atoll report DIR" if folder is None else f"atoll report {folder}"
+    kept = "--out DIR keeps these answers, " if folder is None else ""
+    lines = [line for line in shown.summary() if line[0] != "Sweep"]
+    print_lines([*lines, ("Next", f"{kept}{following} draws them")])
 
 
 def print_compared(shown: CompareAnswer) -> None:

@@ -139,7 +139,7 @@ def _print_worth(rows: Sequence[ResourceWorth]) -> None:
     lines = []
     for row in rows:
         per_area = row.gain_per_1000_mm2
-        more = "" if per_area is None else f", {per_area:+.2%} for 1,000 mm2 of the wafer"
+        more = "" if per_area is None else f", {per_area:+.2%} per 1,000 mm2 of the wafer"
         lines.append(f"{row.resource:<17}{row.change}: {row.gain:+.2%}{more}")
     _say("More of", *lines)
 

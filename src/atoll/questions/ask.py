@@ -66,10 +66,11 @@ def ask(
         raise AtollError(f"{unknown}: unknown field, did you mean {field}?")
     if missing and unknown is None:
         meanings = [(question.model_fields[name].description or "").rstrip(".") for name in missing]
-        raise AtollError(
-            f"{', '.join(map(spelled, missing))}: missing, and there is no default "
-            f"({'; '.join(meanings)})"
-        )
+        words = f"{', '.join(map(spelled, missing))}: missing, and there is no default"
+        if len(missing) == 1:
+            raise AtollError(f"{words} ({meanings[0]})")
+        lines = (f"{spelled(n)}: {text}" for n, text in zip(missing, meanings, strict=True))
+        raise AtollError("\n  ".join((words, *lines)))
     if job is None:
         return question.of(**fields)
     return job.changed(**fields) if fields else job

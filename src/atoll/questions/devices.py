@@ -127,19 +127,14 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         shown="none",
     )  # fmt: skip
     flags: str | None = option(
-        "Further flags of the software: fp8_params, bf16_params, fp8_act, te_loss, no_grad_fusion, "
-        "cp_a2a (context parallelism by heads) or cp_p2p (a ring), local, grouped_mm (experts by "
-        "torch's grouped products), masked_experts and sliced_experts (as Hugging Face runs them "
-        "grouped or in a loop), head_wgrad=N (deferred), dense_mask (attention of padded, packed "
-        "or traced models computes the full square) or dense_window (that of windows), "
-        "math_attention (SDPA's math back end, in fp32); of the loss liger_loss, compiled_loss, "
-        "eager_loss, loss_chunks=N or loss_columns=N (parts of so many words of the vocabulary) "
-        "and recompute_loss (chunks are computed again); traced (a model compiled as "
-        "one, not by blocks); liger (Liger's norms, rotary positions and gates); of the "
-        "optimizer foreach, forloop and clip; of adapters fp32_adapters (PEFT's default), nf4 "
-        "(4-bit frozen weights) and nested_scales (whose scales are quantized too); autocast "
-        "(16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); plain_mixers "
-        "(Mamba-2 without its kernels).",
+        "Further choices of the software, with commas (docs/training.md explains them). Attention: "
+        "dense_mask, dense_window, math_attention, cp_a2a, cp_p2p. Loss: liger_loss, "
+        "compiled_loss, eager_loss, te_loss, loss_chunks=N, loss_columns=N, recompute_loss. "
+        "Experts: grouped_mm, masked_experts, sliced_experts. Optimizer: foreach, forloop, "
+        "adafactor, clip, host_optimizer. "
+        "Adapters: fp32_adapters, nf4, nested_scales. Precision: fp8_params, bf16_params, fp8_act, "
+        "autocast, fp32, tf32. Other: traced, liger, local, plain_mixers, no_grad_fusion, "
+        "head_wgrad=N.",
         ADVANCED, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(
@@ -207,12 +202,15 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
             raise AtollError("batch_tokens: the batch is given already; leave one of them out")
         if "sequence=" in "".join(fields.get("sweep") or ()):
             raise AtollError("batch_tokens: goes with one sequence; sweep batch instead")
-        tokens, sequence = (parse_tokens(fields.get(n)) for n in ("batch_tokens", "sequence"))
+        try:
+            tokens, sequence = (parse_tokens(fields.get(n)) for n in ("batch_tokens", "sequence"))
+        except ValueError:
+            return {**fields, "batch": 1}  # refused, with a sentence for each field
         if sequence is None and isinstance(fields.get("model"), str):
             model = locate(str(fields["model"]), info)
             sequence = import_named("atoll.workload:load_model")(model).sequence
         if not isinstance(tokens, int) or not isinstance(sequence, int):
-            return {**fields, "batch": 1}  # refused, with a sentence for each field
+            return {**fields, "batch": 1}  # refused likewise
         if tokens % sequence or tokens < sequence:
             near = max(1, round(tokens / sequence)) * sequence
             raise AtollError(

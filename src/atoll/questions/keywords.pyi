@@ -58,7 +58,7 @@ class ChipFields(TypedDict, total=False):
     devices: int | None
     batch: int | None
     sequence: int | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     precision: Literal["bf16", "fp8", "nvfp4"] | None
     objective: Literal["mean", "weighted", "worst"] | str | Aim | None
     per: Literal["dollar", "watt", "tco"] | None
@@ -122,7 +122,7 @@ class EstimateFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -192,7 +192,7 @@ class MeasureFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -251,7 +251,7 @@ class PlanFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -308,7 +308,7 @@ class RunFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -325,7 +325,7 @@ class SearchFields(TypedDict, total=False):
     devices: int | None
     batch: int | None
     sequence: int | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     precision: Literal["bf16", "fp8", "nvfp4"] | None
     objective: Literal["mean", "weighted", "worst"] | str | Aim | None
     per: Literal["dollar", "watt", "tco"] | None

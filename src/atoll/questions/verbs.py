@@ -73,11 +73,11 @@ class HardwareQuestion(Question):
 
 
 class CalibrateQuestion(Question):
-    """Fit what was measured: your training runs, a profile, NCCL's tests, or operators.
+    """Fit Atoll to measurements: training runs, a profile, nccl-tests, or operators.
 
-    Runs, profiles and tests make a site, which estimate, plan and validate take (--site): host
-    time, overlaps, slack, bandwidths, each with its interval. Timings of operators make a device's
-    calibration; half of their rows are kept to judge it.
+    From runs, profiles and nccl-tests it writes a site file for --site of estimate, plan and
+    validate: host time, overlap, slack and bandwidths with intervals. From operator timings it
+    writes the calibration of a device; half of the rows are kept to test it.
     """
 
     data: Path | None = option(
@@ -96,7 +96,7 @@ class CalibrateQuestion(Question):
 class ValidateQuestion(Question):
     """Compare predictions with measurements: errors overall and by group, worst rows, regret.
 
-    With --chips, the physical model of chips against published ones: area and power by part.
+    With --chips, it compares the modelled area and power of chips with published ones.
     """
 
     data: Path | None = option(
@@ -124,8 +124,8 @@ class ValidateQuestion(Question):
 class BenchQuestion(Question):
     """Compare predictors on the same measured runs: errors, memory, regret, speed.
 
-    Ours, a rule of thumb, a roofline, llm-analysis where it is installed, and those of plug-ins.
-    What one cannot express is counted as such.
+    The predictors are Atoll, a rule of thumb, a roofline, llm-analysis if it is installed, and
+    plug-ins. Runs that a predictor cannot express are counted separately.
     """
 
     files: Annotated[tuple[Path, ...], Several] = option(
@@ -151,7 +151,7 @@ class BenchQuestion(Question):
 class CaptureQuestion(Question):
     """Capture a PyTorch module or an ONNX graph, forward and backward, without its weights.
 
-    The file can be given wherever a command takes --model.
+    Every --model option takes the file that it writes.
     """
 
     target: str = option(
@@ -192,8 +192,9 @@ class DesignsQuestion(Question):
 class ExplainQuestion(Question):
     """Explain an answer: where the time goes, what limits it, why the runner-up is slower.
 
-    Of a searched chip also what the next value of each part would change and which limit stops it,
-    and how existing devices turn into it; on a wafer's folder what more of each resource is worth.
+    For a searched chip, it also evaluates the next larger and smaller value of each part, and
+    compares the chip with existing devices step by step. For a wafer, it says what more of each
+    resource is worth.
     """
 
     folder: Folder
@@ -218,8 +219,8 @@ class ExplainQuestion(Question):
 class ReportQuestion(Question):
     """Draw an answer: one HTML file that opens offline in any browser.
 
-    The answer with its proof, the chip to scale, every chip of the space, where the time goes,
-    schedules, the pipeline, memory, and what a little more of each part would be worth.
+    It shows the answer and its proof, the chip, all chips of the space, time by cause, schedules,
+    the pipeline, memory, and what more of each part would change.
     """
 
     folder: Folder
@@ -249,7 +250,7 @@ class TraceQuestion(Question):
 
 
 class ServeQuestion(Question):
-    """Explore stored runs in a browser, also while a search is writing them. Reads only."""
+    """Explore stored runs in a browser, also while a search runs. Nothing is written."""
 
     folders: tuple[Path, ...] = option("Folders of runs, or folders that contain them.", "Runs")
     port: NonNegative = option("Port; 0 takes a free one.", SERVER, 8737)
@@ -269,7 +270,8 @@ class ServeQuestion(Question):
 class CheckQuestion(LaunchQuestion, LengthQuestion):
     """Check a launch file: does it fit, how long is a step, which layout would be better.
 
-    Reads Megatron-LM scripts (followed, never run), torchtitan TOML, DeepSpeed JSON, NeMo YAML.
+    It reads Megatron-LM scripts (parsed, never run), torchtitan TOML and Python, DeepSpeed JSON,
+    NeMo, accelerate, axolotl, nanotron and GPT-NeoX YAML.
     """
 
     file: Path = option("The launch file.", f.LAUNCH)
@@ -320,7 +322,7 @@ class MeasureQuestion(LayoutQuestion, RunQuestion):
     """Run ranks of a layout on the local GPU without communication: peak memory, compute time.
 
     The training tool runs in a child process, with random weights and a fake process group for all
-    other ranks. The rows are read by validate and calibrate.
+    other ranks. `atoll validate` and `atoll calibrate` read the rows that it writes.
     """
 
     from_: Annotated[str, Named(file=True)] | None = option(
@@ -364,7 +366,7 @@ class MeasureQuestion(LayoutQuestion, RunQuestion):
 class McpQuestion(Question):
     """Serve the read-only commands to agents over the Model Context Protocol (stdio).
 
-    Needs the extra mcp.
+    This needs the extra `mcp` (pip install 'atoll[mcp]').
     """
 
     folders: Annotated[tuple[Path, ...], Several] = option(
@@ -375,13 +377,13 @@ class McpQuestion(Question):
 
 
 class EnvQuestion(Question):
-    """Versions, processor, kernel cache and extras, for a bug report."""
+    """Print versions, processor, kernel cache and extras, for a bug report."""
 
     example = "atoll env"
 
 
 class SchemaQuestion(Question):
-    """JSON Schema of what a command asks (options, keywords, job files) and answers (`--json`)."""
+    """Print the JSON Schema of a command's options, job file and `--json` answer."""
 
     command: CommandName = option("The command.", "Schema")
     example = "atoll schema search"

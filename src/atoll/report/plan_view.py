@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
-from atoll.base.units import NOT_COUNTED
+from atoll.base.units import NOT_COUNTED, format_slower
 from atoll.front import ScriptData
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import memory_view, timeline_view, times_view
@@ -18,7 +18,7 @@ def plan_view(answer: PlanAnswer | EstimateAnswer) -> ScriptData:
     plan = answer if isinstance(answer, PlanAnswer) else None
     rows = [("this layout", answer.layout_words, answer.breakdown_s)]
     for number, runner_up in enumerate(plan.runners_up if plan else (), start=1):
-        about = f"{runner_up.layout} ({runner_up.slower:+.2%})"
+        about = f"{runner_up.layout} ({format_slower(runner_up.slower)})"
         rows.append((f"alternative {number}", about, runner_up.breakdown_s))
     model = {
         "model": answer.model,

@@ -13,7 +13,7 @@ from atoll.front import ScriptData
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([A-Za-z%/]*)")
 STEP, INTERVAL = "step s", ("low s", "high s")
-RATES = ("tokens/s per device", "MFU")
+RATES = ("tokens/s per device", "MFU %")
 """Figures in inverse proportion to the step time."""
 
 
@@ -24,16 +24,10 @@ def table_view(answer: SweepAnswer | CompareAnswer) -> ScriptData:
 def _sweep(sweep: SweepAnswer) -> ScriptData:
     rows, columns = sweep.lines(), sweep.columns
     cells = [[format_value(row[name]) for name in columns] for row in rows]
-    failed = sum(1 for row in sweep.rows if row.problem)
-    axes = ", ".join(sweep.axes)
     return {
         "kind": sweep.kind,
-        "title": f"Sweep of {axes}",
-        "summary": [
-            ("Sweep", f"{len(rows)} questions, one for every combination of {axes}"),
-            ("Given", sweep.given),
-            *([("Note", f"{failed} have no answer; the last column says why")] if failed else []),
-        ],
+        "title": f"Sweep of {', '.join(sweep.axes)}",
+        "summary": sweep.summary(),
         "tables": [{"title": "All answers", "heads": columns, "rows": cells}],
         "charts": [*_swept_charts(sweep)],
     }

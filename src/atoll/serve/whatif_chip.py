@@ -112,7 +112,7 @@ class ChipWhatIf:
                     design["hbm_capacity_bytes"] / GIB,
                 ),
                 slider("microbatch", "Microbatch", "", microbatches, plan["microbatch"]),
-                slider("tensor", "Tensor width", "", tp_values, plan["tensor"]),
+                slider("tensor", "Tensor parallel (tp)", "", tp_values, plan["tensor"]),
             ]  # fmt: skip
             if setting.profile.hbm_bandwidth_Bps is None:
                 rate = design["hbm_bandwidth_Bps"] / 1e9

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
-    """Ask a question for every value of some of its fields, of several for all combinations.
+    """Ask a question for every value of a field, or all combinations of several fields.
 
     Args:
         question: What all of them share; with `out` the answer and its table are kept there. Or its
@@ -59,7 +59,7 @@ def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
 
 
 def compare(*runs: str | Path | DrawableResult[Any]) -> CompareAnswer:
-    """Lay runs side by side: what was asked of each, and what came out.
+    """Compare runs: options and results in one table.
 
     Args:
         runs: Folders that `out` filled, files of answers, or what `plan`, `estimate` and `search`
@@ -97,7 +97,7 @@ def compare(*runs: str | Path | DrawableResult[Any]) -> CompareAnswer:
 def bench(
     files: Sequence[str | Path] | str | Path, **fields: Unpack[keywords.BenchFields]
 ) -> BenchAnswer:
-    """Predictors side by side on the same measured runs.
+    """Compare predictors on the same measured runs.
 
     A predictor may be given as an object (`atoll.plugins.Predictor`) instead of by its name.
 
@@ -130,7 +130,7 @@ def measure(
     job: MeasureQuestion | None = None,
     **fields: Unpack[keywords.MeasureFields],
 ) -> MeasureAnswer | CalibrationAnswer:
-    """Ranks of a layout, run by the training tool on the local GPU without communication.
+    """Run ranks of a layout on the local GPU without communication.
 
     Args:
         job: A question; keywords override its fields.

@@ -32,7 +32,7 @@ def result_figures(answer: Answer) -> Figures:
             "step s": answer.step_time_s,
             "low s": answer.interval.step_time_s.low,
             "high s": answer.interval.step_time_s.high,
-            "MFU": answer.mfu,
+            "MFU %": 100 * answer.mfu,
             **({} if answer.power_W is None else {"device W": answer.power_W}),
             **({} if answer.energy_per_token_J is None else {"J/token": answer.energy_per_token_J}),
             "memory GiB": answer.memory_bytes.needed / GIB,
@@ -50,22 +50,26 @@ def result_figures(answer: Answer) -> Figures:
             "peak W": chip.peak_power_W,
             "peak TFLOP/s": chip.peak_TFLOPs,
             "HBM GiB": chip.hbm_GiB,
-            "MFU": model.mfu,
+            "MFU %": 100 * model.mfu,
             "step s": model.placement.step_time_s,
             "tensor cores": f"{chip.tensor_cores} of {chip.width}x{chip.depth}",
             "vector cores": f"{chip.vector_cores} of {chip.vector_width}",
-            "gap": answer.certificate.gap,
+            "gap %": 100 * answer.certificate.gap,
         }
     if isinstance(answer, WaferAnswer):
         mapped = answer.best.models[0]
         return {
             "samples/s": answer.throughput_samples_per_s,
-            "MFU": mapped.mfu,
+            "MFU %": 100 * mapped.mfu,
             "step s": mapped.placement.step_time_s,
-            "gap": answer.certificate.gap,
+            "gap %": 100 * answer.certificate.gap,
         }
     if isinstance(answer, MappingAnswer):
-        return {"samples/s": answer.samples_per_s, "MFU": answer.mfu, "step s": answer.step_time_s}
+        return {
+            "samples/s": answer.samples_per_s,
+            "MFU %": 100 * answer.mfu,
+            "step s": answer.step_time_s,
+        }
     raise AtollError(f"an answer of kind {getattr(answer, 'kind', '?')} has no figures to compare")
 
 

@@ -10,8 +10,10 @@ from typing import Any
 from atoll import api
 from atoll.answers.answer import Answer
 from atoll.answers.designs import SweepAnswer, SweptRow
+from atoll.answers.plan import PlanAnswer
 from atoll.base.errors import AtollError
 from atoll.files.atomic_file import check_folder, write_folder
+from atoll.files.yamlfile import suggestion
 from atoll.questions import EstimateQuestion, PlanQuestion, Question, SearchQuestion
 from atoll.questions.ask import ask
 from atoll.questions.devices import DEPENDENT_FIELDS
@@ -34,6 +36,10 @@ def shared_question(
     """
     axes: dict[str, Sequence[Any]]
     if isinstance(question, type) and issubclass(question, KINDS):
+        for name in fields:
+            if name not in question.model_fields:
+                names = suggestion(name, question.model_fields)
+                raise AtollError(f"sweep: {name}: unknown field{names}")
         axes = {n: v for n, v in fields.items() if isinstance(v, list | tuple | range) and v}
         shared = {n: v for n, v in fields.items() if n not in axes}
         first = {n: axes[n][0] for n in question.needed(shared) if n in axes}
@@ -80,7 +86,11 @@ def run_sweep(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAns
                  for name, value in changes.items()}  # fmt: skip
         try:
             combination = question.changed(**unswept | _reset_fields(question, changes) | changes)
-            figures = result_figures(_answer(combination))
+            answer = _answer(combination)
+            figures = result_figures(answer)
+            if isinstance(answer, PlanAnswer) and combination.asked().get("devices") is None:
+                rate, *others = figures.items()
+                figures = dict([rate, ("devices", answer.devices), *others])
             rows.append(SweptRow(asked=shown, figures=figures))
         except AtollError as error:
             rows.append(SweptRow(asked=shown, figures={}, problem=str(error)))

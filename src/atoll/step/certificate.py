@@ -58,8 +58,7 @@ class Certificate:
     def sentence(self) -> str:
         sentence = proof_sentence(self.gap, self.tolerance, self.over)
         if self.doubt:
-            words = sentence.replace("proven optimal over", "the best of", 1)
-            return f"not proven, as {self.doubt}: {words}"
+            return f"not proven, because {self.doubt} (apart from these, {sentence})"
         if not (self.proven and math.isfinite(self.peak_bound)):
             return sentence
         more = most_better(relative_gap(self.score, self.peak_bound))

@@ -78,12 +78,14 @@ class WholeRun:
 
     def cost_sentence(self) -> str:
         """Describe days, device-hours, dollars and energy."""
+        units = (("days", 1), ("hours", 24), ("minutes", 1440))
+        unit, n = next((u for u in units if self.days * u[1] >= 1), units[-1])
+        time, low, high = (_few(n * x) for x in (self.days, self.days_low, self.days_high))
         cost = "" if self.dollars is None else f", {self.dollars:,.0f} dollars"
         energy = "" if self.energy_J is None else f", {_few(self.energy_J / 3.6e9)} MWh"
         return (
-            f"{_few(self.days)} days ({_few(self.days_low)} to {_few(self.days_high)}) for "
-            f"{format_count(self.tokens)} tokens, {self.device_hours:,.0f} device-hours"
-            f"{cost}{energy}"
+            f"{time} {unit} ({low} to {high}) for {format_count(self.tokens)} tokens, "
+            f"{self.device_hours:,.0f} device-hours{cost}{energy}"
         )
 
     def failure_sentence(self) -> str:

@@ -68,6 +68,9 @@ STATES = {
         # optimizer steps (35.75 / 28); 10 are moved.
         States("8bit", weight=2, gradient=2, optimizer=2.1, reduced=2, update=98),
         States("sgd", weight=2, gradient=2, optimizer=0, reduced=2, update=6),
+        States("momentum", weight=2, gradient=2, optimizer=2, reduced=2, update=10),
+        # Moments per row and column of a weight.
+        States("adafactor", weight=2, gradient=2, optimizer=0, reduced=2, update=6),
     )
 }
 ALIASES = {"adam": "mixed16"}

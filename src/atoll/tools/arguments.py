@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import translate
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -23,9 +23,51 @@ LARGEST_NUMBER = 1e18
 """No number of a launch file is larger."""
 
 
+class Argument(FileModel):
+    """A field of a model or a layout, and how an argument states it, in both directions."""
+
+    field: str
+    kind: Literal["size", "count", "number", "switch", "unless", "text"] = "count"
+    """A size is required; a switch sets the field, `unless` clears it."""
+    also: tuple[str, ...] = ()
+    """Other arguments that set the field."""
+    default: int | float | str | None = 0
+    words: dict[str, str] = Field(default_factory=dict)
+    """Words of the argument, and the field's words."""
+
+    def read(self, name: str, args: LaunchArguments) -> Any:
+        """Return the field's value in a launch file."""
+        if self.kind in ("switch", "unless"):
+            return args.has(name, *self.also) == (self.kind == "switch")
+        if self.kind == "size":
+            return args.size(name)
+        if self.kind == "number":
+            number = args.number(name)
+            return self.default if number is None else number
+        if self.kind == "count":
+            return args.count(name, *self.also) or self.default
+        word = args.text(name) or str(self.default)
+        if self.words and word not in self.words:
+            raise AtollError(f"{args.file}: {name} {word!r} is not modelled")
+        return self.words.get(word, word)
+
+    def write(self, described: object) -> Any:
+        """Return the argument's value for a model or layout; None and False are omitted."""
+        value = getattr(described, self.field)
+        if self.kind == "unless":
+            return not value
+        if self.kind == "text":
+            if not self.words:
+                return None if value == self.default else value
+            return next(word for word, meaning in self.words.items() if meaning == value)
+        return (value or None) if self.kind == "count" else value
+
+
 class ArgumentNames(FileModel):
     """Names in launch files of one software (`arguments.yaml`); * stands for any part of one."""
 
+    fields: dict[str, dict[str, Argument]] = Field(default_factory=dict)
+    """Arguments that state fields of a model or of a layout, by groups."""
     without_effect: tuple[str, ...]
     """Names that change neither the time nor the memory of a training step."""
     as_priced: tuple[str, ...] = ()
@@ -34,19 +76,28 @@ class ArgumentNames(FileModel):
     renamed: dict[str, str] = Field(default_factory=dict)
     """Megatron-core's names of them."""
     negated: dict[str, str] = Field(default_factory=dict)
-    trains_else: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    no_training: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    not_trained: tuple[str, ...] = ()
-    refused: dict[str, str] = Field(default_factory=dict)
-    """Sections under which a step is not the one that is modelled, and why."""
+    refused: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """What a program does instead of training a decoder of texts as it is modelled, and arguments
+    that only such a program has."""
     not_modelled: dict[str, str] = Field(default_factory=dict)
     """Names that change time or memory in a way that is not priced, and what they do."""
+    usual: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Values with which arguments are as priced, in lower case; others are not modelled."""
     plain: tuple[str, ...] = ()
     layout: tuple[str, ...] = ()
     """Names that go with a layout, beside those that describe it: another layout drops them."""
     tokens: tuple[str, ...] = ()
     """Names of the tokenizer, which stays with another layout."""
     about_switches: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+    def read(self, args: LaunchArguments, *groups: str) -> dict[str, Any]:
+        """Return the fields that these groups of arguments state."""
+        rows = [row for group in groups for row in self.fields[group].items()]
+        return {row.field: row.read(name, args) for name, row in rows}
+
+    def write(self, described: object, group: str) -> dict[str, Any]:
+        """Return the arguments of a group that state the fields of a model or layout."""
+        return {name: row.write(described) for name, row in self.fields[group].items()}
 
 
 @lru_cache
@@ -83,13 +134,6 @@ class ArgumentAccount:
         return (
             *(f"{', '.join(names)}: {effect}" for effect, names in effects.items()),
             *(f"{text}: unknown" for text in unknown),
-        )
-
-    def renamed(self, names: Mapping[str, str], ignored: Mapping[str, str]) -> ArgumentAccount:
-        """Return the account under the file's names, with more arguments without effect."""
-        account = replace(self, without_effect={**self.without_effect, **ignored})
-        return ArgumentAccount(
-            *({names.get(n, n): v for n, v in part.items()} for part in account.parts)
         )
 
     def joined(self, other: ArgumentAccount, prefix: str) -> ArgumentAccount:
@@ -143,6 +187,8 @@ class LaunchArguments:
     """Vocabulary size given by the user, where the file leaves it to a tokenizer."""
     unset: tuple[str, ...] = ()
     """Variables that the file uses without setting them."""
+    file_names: Mapping[str, str] = field(default_factory=dict)
+    """Names in the file of arguments that were renamed."""
     used: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     not_modelled: dict[str, str] = field(default_factory=dict)
@@ -230,14 +276,16 @@ class LaunchArguments:
         text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         return "" if value is None else text.replace(self.unknown, "?")
 
-    def match_kind(self, kinds: Mapping[str, Iterable[str]]) -> tuple[str, str]:
-        """Return the first kind with one of its arguments set, and that argument; else two ''."""
-        matches = ((kind, n) for kind, names in kinds.items() for n in names if n in self.values)
-        return next(matches, ("", ""))
+    def refuse_programs(self, names: ArgumentNames) -> None:
+        """Refuse a program that does something else than what is modelled."""
+        for action, arguments in names.refused.items():
+            if argument := next((n for n in arguments if n in self.values), ""):
+                argument = self.file_names.get(argument, argument)
+                raise AtollError(f"{self.file}: {action} ({argument}), which is not modelled")
 
     def ignore(self, patterns: Iterable[str]) -> None:
         """Mark unused arguments that match as without effect on time and memory of a step."""
-        ignorable = re.compile("|".join(translate(pattern) for pattern in patterns))
+        ignorable = re.compile("|".join(map(translate, patterns)) or "(?!)")
         for name in self._unused():
             if ignorable.match(name):
                 self.ignored[name] = self._written(name)
@@ -263,9 +311,33 @@ class LaunchArguments:
         return {name: True if value is None else value for name, value in self.values.items()
                 if tokens.match(name) or not (name in described or bound.match(name))}  # fmt: skip
 
-    def account(self) -> ArgumentAccount:
+    def account(self, *names: ArgumentNames, more: Iterable[str] = ()) -> ArgumentAccount:
+        """Return the account under the file's names; `more`: patterns without effect."""
+        patterns = [*more]
+        for part in names:
+            for name in [name for name in part.usual if name in self.values]:
+                if self._written(name).lower() in part.usual[name]:
+                    self._use(name)
+            patterns += [*part.without_effect, *part.as_priced, *part.tuning, *part.sections]
+        self.ignore(patterns)
+        for part in names:
+            self.doubt(part.not_modelled)
         unknown = {name: self._written(name) for name in self._unused()}
-        return ArgumentAccount(self.used, self.ignored, self.not_modelled, unknown)
+        return ArgumentAccount(
+            *(
+                {self.file_names.get(name, name): value for name, value in account.items()}
+                for account in (self.used, self.ignored, self.not_modelled, unknown)
+            )
+        )
+
+
+def stated(
+    content: Mapping[str, Any], unstated: Any = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of nested sections by dotted names, and the names that are left open."""
+    values = dict(flatten(content))
+    left_open = {n: str(v or "") for n, v in values.items() if v == unstated}
+    return {name: v for name, v in values.items() if name not in left_open}, left_open
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
+from atoll.files.yamlfile import shipped_table
 from atoll.tools.arguments import Launch, UserValues
-from atoll.tools.deepspeed.read import is_deepspeed, read_deepspeed
+from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import read_content
 from atoll.tools.files.references import resolve
 from atoll.tools.files.shell import read_script
-from atoll.tools.gpt_neox.read import is_gpt_neox, read_gpt_neox
+from atoll.tools.gpt_neox.read import read_gpt_neox
 from atoll.tools.hugging_face import NAME
 from atoll.tools.megatron_lm.read import (
-    is_megatron_values,
     read_megatron,
     read_megatron_values,
     training_commands,
 )
-from atoll.tools.nanotron.read import is_nanotron, read_nanotron
-from atoll.tools.nemo.read import is_nemo, read_nemo
+from atoll.tools.nanotron.read import read_nanotron
+from atoll.tools.nemo.read import read_nemo
 from atoll.tools.nemo.read_mlperf import is_mlperf, read_mlperf
-from atoll.tools.torchtitan.read import is_torchtitan, read_torchtitan
+from atoll.tools.torchtitan.read import read_torchtitan
 from atoll.tools.torchtitan.read_program import read_program
 from atoll.tools.transformers.read import (
-    is_axolotl,
-    is_trainer,
     read_axolotl,
     read_trainer,
     read_trainer_script,
@@ -40,16 +38,18 @@ from atoll.workload.families.model_config import ModelConfig
 
 WIDTHS = re.compile(r"parallel|shard|(^|[._-])[tpdce]p([._-]|$)", re.IGNORECASE)
 """Names of arguments that say how many devices share something."""
-CONFIGURATIONS = (
-    (is_megatron_values, read_megatron_values),
-    (is_nemo, read_nemo),
-    (is_nanotron, read_nanotron),
-    (is_gpt_neox, read_gpt_neox),
-    (is_torchtitan, read_torchtitan),
-    (is_deepspeed, read_deepspeed),
-    (is_trainer, read_trainer),
-    (is_axolotl, read_axolotl),
-)
+CONFIGURATIONS = {
+    "megatron_values": read_megatron_values,
+    "nemo": read_nemo,
+    "nanotron": read_nanotron,
+    "gpt_neox": read_gpt_neox,
+    "torchtitan": read_torchtitan,
+    "deepspeed": read_deepspeed,
+    "trainer": read_trainer,
+    "axolotl": read_axolotl,
+}
+NAMES: dict[str, list[list[str]]] = shipped_table("atoll.tools", "configurations.yaml")
+"""Lists of names by which a configuration is recognised."""
 SCRIPTS = (
     (training_commands, read_megatron),
     (trainer_commands, read_trainer_script),
@@ -68,6 +68,8 @@ def read_launch(
     user = UserValues(model, vocab, environment or {}, tuple(arguments))
     readers = {".py": _python, **dict.fromkeys((".toml", ".json", ".yaml", ".yml"), _configuration)}
     launch = readers.get(path.suffix, _script)(path, user)
+    fields = {name: value for name, value in launch.fields.items() if value is not None}
+    launch = replace(launch, fields=fields)
     account = launch.arguments
     widths = {n: v for n, v in account.not_understood.items() if WIDTHS.search(n) and v.isdigit()}
     if not account.used:
@@ -103,14 +105,25 @@ def _python(path: Path, user: UserValues) -> Launch:
 
 
 def _read_content(path: Path, content: Mapping[str, Any], user: UserValues) -> Launch:
-    for fits, read in CONFIGURATIONS:
-        if fits(content):
-            return read(str(path), content, user)
+    names = {*_names(content)}
+    for kind, lists in NAMES.items():
+        if any(names.issuperset(required) for required in lists):
+            return CONFIGURATIONS[kind](str(path), content, user)
     raise AtollError(
         f"{path}: not a launch file that is known: a Megatron-LM script, a torchtitan job (TOML), "
         "a DeepSpeed configuration (JSON), a YAML file of NeMo, Hugging Face's Trainer, "
         "accelerate, axolotl, nanotron or GPT-NeoX, or a script that Atoll wrote (Python)"
     )
+
+
+def _names(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of a file, of its sections ("model.") and of what they have ("model.x")."""
+    for written, value in content.items():
+        name = str(written).replace("-", "_")
+        yield name
+        if isinstance(value, Mapping):
+            yield f"{name}."
+            yield from (f"{name}.{inner}" for inner in value)
 
 
 def _script(path: Path, user: UserValues) -> Launch:

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import AtollError
-from atoll.base.registry import Registry
+from atoll.base.registry import Registry, import_named
 from atoll.step.layout import Layout
-from atoll.tools.deepspeed.write import deepspeed
-from atoll.tools.launch_plan import make_plan
-from atoll.tools.llama_factory.write import llama_factory
-from atoll.tools.megatron_lm.write import megatron
-from atoll.tools.nemo.write import nemo
+from atoll.tools.launch_plan import LaunchPlan, make_plan
 from atoll.tools.software import FRAMEWORKS, named, stack_named
 from atoll.tools.stack import FOLDERS, STACK_FOLDERS
 from atoll.tools.tool import UNRESTRICTED, Tool, load_tool
-from atoll.tools.torchtitan.write import torchtitan
-from atoll.tools.trl.write import trl
 from atoll.workload.families.model_config import ModelConfig
 
+if TYPE_CHECKING:
+    from atoll.answers.layout import LaunchFile
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedWriter:
+    """Writes launch files with a function that is imported on use."""
+
+    path: str
+
+    def __call__(self, plan: LaunchPlan) -> LaunchFile:
+        launch_file: LaunchFile = import_named(self.path)(plan)
+        return launch_file
+
+
 WRITERS = {
-    "megatron_lm": megatron,
-    "torchtitan": torchtitan,
-    "deepspeed": deepspeed,
-    "nemo": nemo,
-    "trl": trl,
-    "llama_factory": llama_factory,
-}
+    folder: ImportedWriter(f"atoll.tools.{folder}.write:{name}")
+    for folder, name in (
+        ("megatron_lm", "megatron"), ("torchtitan", "torchtitan"), ("deepspeed", "deepspeed"),
+        ("nemo", "nemo"), ("trl", "trl"), ("llama_factory", "llama_factory"),
+    )
+}  # fmt: skip
 """Writers of launch files by folder."""
 ANY_LAYOUT = Tool(UNRESTRICTED, "an unrestricted runtime", "")
 """Runs every layout of the space, with the software of the device."""

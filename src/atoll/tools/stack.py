@@ -165,9 +165,14 @@ class Stack:
     once, after the optimizer's step."""
     slack: float = 1.0
     """Step time over the sum of its parts: allocator, interpreter, waiting."""
+    reduces_all: bool = False
+    """Under ZeRO 2 gradients are all-reduced, and every rank keeps its part (DeepSpeed's
+    `reduce_scatter` is off)."""
     exchanges_heads: bool = False
     """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
     instead of sending keys and values round a ring."""
+    repeats_heads: bool = False
+    """Key heads are repeated where more ranks exchange heads than there are."""
     adapters_exchange_heads: bool = False
     """`exchanges_heads` of runs with adapters."""
     host_layer_s: float = 0.0
@@ -186,6 +191,8 @@ class Stack:
     free them."""
     host_gather_s: float = 0.0
     """The same for the collective of several ranks."""
+    host_tensor_s: float = 0.0
+    """Host time per tensor of a fused optimizer's step; 0: part of `step_s`."""
     graphs: str = ""
     """CUDA graphs included in the host times; empty: single launches."""
     routed_bytes: float = 0.0
@@ -241,19 +248,24 @@ class Stack:
         return (*words, *[f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1))
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
-        """Return whether context parallelism exchanges heads, which needs divisible key heads."""
-        return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
+        """Return whether context parallelism exchanges heads: the key heads are a multiple of cp,
+        or cp is a multiple of them and they are repeated."""
+        repeated = self.repeats_heads and kv_heads > 0 and cp % kv_heads == 0
+        return self.exchanges_heads and cp > 1 and (kv_heads % cp == 0 or repeated)
 
 
 SOFTWARE = shipped_table("atoll.tools", "software.yaml")
-UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3}
+UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3, "adafactor": 21.2}
 """Elements per parameter that an AdamW of separate kernels reads and writes: 21 (two scalings of 2,
 lerp 3, addcmul 4, square root 2, division 2, addition 2, addcdiv 4), of which multi_tensor_apply
 moves 3.4 and single kernels 3.9 TB/s on an H200 instead of the streaming rate."""
+HOST_UPDATES: Mapping[str, float] = {
+    "fused": 1.0, "foreach": 2.0, "forloop": 11.0, "adafactor": 26.0, "8bit": 11.0,
+}  # fmt: skip
+"""Host time of an optimizer over that of a fused one, which gathers all tensors in Python: a
+for-loop launches 8 kernels per tensor, Adafactor 19 (h200_steps_4.csv)."""
 CLIP_ELEMENTS = 4.2
 """Elements that clipping moves, likewise: the norm reads 1, the scaling reads and writes 1."""
-LIGER_CHUNKS = 32
-"""Usual number of chunks of Liger's loss: the vocabulary over the width, as a power of two."""
 # Families that compute GELU's formula step by step. (BigCode calls the fused kernel; T5 1.1 and mT5
 # have it in their gate, BLOOM has another formula.)
 COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
@@ -264,10 +276,12 @@ def _stack(name: str, entry: dict[str, Any]) -> Stack:
     values: dict[str, Any] = {
         n: tuple(v) if isinstance(v, list) else v for n, v in entry.items() if n != "like"
     }
-    passes = {n: VectorPasses(**moved) for n, moved in KERNELS[entry["passes"]].items()}
-    return Stack(
-        **values | {"name": name, "passes": passes, "overlap": Overlap(**entry["overlap"])}
-    )
+    passes, overlap = _passes(entry["passes"]), Overlap(**entry["overlap"])
+    return Stack(**values | {"name": name, "passes": passes, "overlap": overlap})
+
+
+def _passes(table: str) -> dict[str, VectorPasses]:
+    return {name: VectorPasses(**moved) for name, moved in KERNELS[table].items()}
 
 
 def _load_stacks() -> Iterator[Stack]:
@@ -297,87 +311,26 @@ CHIP, XLA, EAGER, COMPILED, MEGATRON, NEMO, FSDP = (
 )
 
 
-def with_adapters(stack: Stack) -> Stack:
-    """Adapt the stack to frozen weights. Composed norms with frozen scales do not keep the normed
-    value, and skip the product with it and its sum.
+def changed(stack: Stack, changes: Mapping[str, Any]) -> Stack:
+    """Return the stack with changed fields (`software.yaml`). `kernels` replaces the passes of all
+    functions by those of a table, `passes` and `kept` those of the listed functions; null removes.
     """
-    stack = replace(stack, exchanges_heads=stack.adapters_exchange_heads)
-    if "rmsnorm" not in stack.kept:
-        return stack
-    back = EAGER.passes["rmsnorm_bwd"]
-    passes = {
-        **stack.passes,
-        "rmsnorm_bwd": VectorPasses(back.bytes - 10, back.kernels - 2),
-    }
-    return replace(stack, passes=passes, kept={**stack.kept, "rmsnorm": 2})
-
-
-def fused_loss(stack: Stack) -> Stack:
-    """Use a loss that replaces 16-bit logits by their gradient in place, as Transformer Engine's
-    and Liger's kernels do.
-    """
-    # Read for maximum and sum, read again, gradient written; then scaled.
-    return _with_loss(stack, 6, 4, loss_bytes=2, loss_kept=2)
-
-
-def linear_loss(stack: Stack) -> Stack:
-    """Use Liger's loss, which computes logits by chunks and replaces them by their gradient in one
-    kernel; the head's gradients follow at once.
-    """
-    plain = replace(stack, recomputes_loss=False, loss_columns=0)
-    return _with_loss(plain, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
-
-
-def compiled_kernels(stack: Stack) -> Stack:
-    """Use Inductor's kernels in blocks, and its loss."""
-    return replace(fused_kernels(stack), passes=COMPILED.passes, loss_bytes=COMPILED.loss_bytes)
-
-
-def fused_kernels(stack: Stack) -> Stack:
-    """Use fused norms, rotary positions and activations, as those of Transformer Engine."""
-    passes = {n: VectorPasses(**moved) for n, moved in KERNELS["fused"].items()}
-    return replace(stack, passes=passes, kept={}, composed_gelu=False)
-
-
-def compiled_loss(stack: Stack) -> Stack:
-    """Use Inductor's loss, which keeps 16-bit logits and writes their gradient."""
-    moved = KERNELS["compiled"]
-    forward, backward = (moved[f"cross_entropy{end}"]["bytes"] for end in ("", "_bwd"))
-    return _with_loss(stack, forward, backward, loss_bytes=4, loss_kept=2)
-
-
-def eager_loss(stack: Stack) -> Stack:
-    """Use PyTorch's loss, which casts logits to fp32."""
-    passes = {n: moved for n, moved in stack.passes.items() if not n.startswith("cross_entropy")}
+    changes = dict(changes)
+    passes = dict(stack.passes)
+    if table := changes.pop("kernels", None):
+        passes = _passes(table)
+    for name, moved in KERNELS[changes.pop("passes", "single")].items():
+        passes[name] = moved and VectorPasses(**moved)
+    kept = {**stack.kept, **changes.pop("kept", {})}
     return replace(
         stack,
-        passes=passes,
-        loss_bytes=EAGER.loss_bytes,
-        loss_kept=EAGER.loss_kept,
-        half_loss_bytes=EAGER.half_loss_bytes,
+        passes={name: moved for name, moved in passes.items() if moved is not None},
+        kept={name: size for name, size in kept.items() if size is not None},
+        **changes,
     )
 
 
-def traced_model(stack: Stack) -> Stack:
-    """Compile the model as one, with its embedding and tables of positions."""
-    rotary = {name: VectorPasses(**moved) for name, moved in KERNELS["traced"].items()}
-    return replace(stack, passes={**stack.passes, **rotary}, fp32_table=True)
-
-
-def _with_loss(stack: Stack, forward: float, backward: float, **kept: Any) -> Stack:
-    """Replace the passes of the loss, each with one kernel, and the bytes per logit."""
-    passes = {
-        "cross_entropy": VectorPasses(forward, 1),
-        "cross_entropy_bwd": VectorPasses(backward, 1),
-    }
-    kept["half_loss_bytes"] = kept["loss_bytes"]
-    return replace(stack, passes={**stack.passes, **passes}, **kept)
-
-
-def liger_kernels(stack: Stack) -> Stack:
-    """Use Liger's norms, rotary positions and gates, which keep their inputs only."""
-    functions = ("rmsnorm", "rotary", "silu", "mul")
-    names = [f"{function}{end}" for function in functions for end in ("", "_bwd")]
-    passes = {name: VectorPasses(**KERNELS["fused"][name]) for name in names}
-    kept = {n: b for n, b in stack.kept.items() if n not in ("rmsnorm", "rotary", "gate")}
-    return replace(stack, passes={**stack.passes, **passes}, kept=kept)
+def with_adapters(stack: Stack) -> Stack:
+    """Adapt the stack to frozen weights."""
+    stack = replace(stack, exchanges_heads=stack.adapters_exchange_heads)
+    return changed(stack, SOFTWARE["frozen_norms"]) if "rmsnorm" in stack.kept else stack

@@ -36,7 +36,7 @@ def capture(
     loss: Callable[[Any], Any] | None = None,
     keep: Literal["fused", "eager"] = "fused",
 ) -> StoredModel:
-    """A model from a torch module, on fake tensors: nothing is computed, no weight is made.
+    """Capture a torch module as a model, on fake tensors: no weights are needed.
 
     Args:
         module: A `torch.nn.Module`, or a function that builds one.

@@ -112,6 +112,10 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return self.step.scaled(1 / self.run.slack)
 
     @property
+    def _slowest(self) -> int:
+        return max(range(self.layout.pp), key=lambda stage: self.stages[stage].total_s)
+
+    @property
     def worst(self) -> Memory:
         """The stage that needs most memory."""
         return fullest(self.memory)
@@ -119,8 +123,9 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @cached_property
     def time_shares(self) -> dict[str, float]:
         """Shares of the step that causes of errors act on."""
-        parts_s = self.step.breakdown()
-        return time_shares(self.run, self.layout, parts_s, self.kernel_classes_s)
+        parts_s, (stepper, shares) = self.step.breakdown(), self.prices.shares(self.layout)
+        ratio = stepper.launch_ratio(shares[self._slowest], self.policies[self._slowest])
+        return time_shares(self.run, self.layout, parts_s, self.kernel_classes_s, ratio)
 
     @cached_property
     def time_spread(self) -> Spread:
@@ -212,9 +217,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
 
     @property
     def operator_origins(self) -> dict[Origin, float]:
-        """Of the time of operators of a microbatch, what was measured, what was interpolated and
-        what is the model's; nothing where measurements were not asked for.
-        """
+        """Shares of the operators' time that were measured, interpolated and modelled, if asked."""
         if self.run.timed is None:
             return {}
         costs = self.prices.costs(self.layout)
@@ -224,8 +227,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @cached_property
     def kernel_classes_s(self) -> dict[str, float]:
         """Seconds of kernels per step by class (`KERNEL_CLASSES`), on the slowest stage."""
-        slowest = max(range(self.layout.pp), key=lambda stage: self.stages[stage].total_s)
-        return stage_classes_s(self, slowest)
+        return stage_classes_s(self, self._slowest)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -394,8 +396,7 @@ def rank_compute_s(estimate: Estimate, stage: int) -> float:
 def stage_classes_s(estimate: Estimate, stage: int) -> dict[str, float]:
     """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
     estimator, step, layout = estimate.prices, estimate.usual_step, estimate.layout
-    stepper = estimator.shares(layout)[0]
-    policy = estimate.policies[stage]
+    stepper, policy = estimator.shares(layout)[0], estimate.policies[stage]
 
     def classes_s(prices: Estimator) -> dict[str, float]:
         chunks = prices.shares(layout)[1][stage]

@@ -22,7 +22,7 @@ from atoll.tools.stack import STACKS, Overlap, Stack
 Attention = Literal["flash", "flex", "flash2", "flash1", "unfused"]
 HOST_TIMES = (
     "host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_expert_s", "host_routed_s",
-    "host_module_s", "host_gather_s",
+    "host_module_s", "host_gather_s", "host_tensor_s",
 )  # fmt: skip
 """Host times of a stack, without the fixed time per step."""
 KINDS = ("gradient", "gather", "tensor", "tensor_products", "pipeline", "experts")

@@ -6,6 +6,7 @@ microbatches; then come gradients, optimizer and weights. docs/training.md has t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
 from atoll.step.parts import TIME_PARTS
 from atoll.step.replay import PassTime
-from atoll.tools.stack import CLIP_ELEMENTS, UPDATES
-from atoll.training.operators.layers import HALF, LayerCost
+from atoll.tools.stack import CLIP_ELEMENTS, HOST_UPDATES, UPDATES
+from atoll.training.operators.layers import HALF, LayerCost, Share
 from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
@@ -249,7 +250,7 @@ class Stepper:
         if cp == 1 or not cost.ring_bytes:
             return 0.0
         if self.run.stack.gives_heads(cost.kv_heads, cp):
-            return all_to_all_s(self.run.network, cost.heads_bytes, cp, self.layout.tp)
+            return all_to_all_s(self.run.network, cost.given_bytes(cp), cp, self.layout.tp)
         ring_step_s = neighbours_s(self.run.network, cost.ring_bytes, cp, self.layout.tp)
         hidden_s = self.run.stack.overlap.ring * attention_s * (cp - 1) / cp
         return max(0.0, ring_step_s * (cp - 1) * tensors - hidden_s)
@@ -293,8 +294,27 @@ class Stepper:
             gathered_s = cost.modules * (stack.host_module_s + several * stack.host_gather_s)
             forward_s += gathered_s
             backward_s += gathered_s * (1 + (kept.share if kept.rerun else 0.0))
-        waiting_s = (2 + again) * cost.experts * stack.host_expert_s
+        expert_s, sliced = cost.experts * stack.host_expert_s, stack.module_experts == "sliced"
+        backward_s += 2 * sliced * expert_s
+        waiting_s = (2 - sliced + again) * expert_s
         return HostTime(forward_s, backward_s, stack.host_kernel_s * weights, waiting_s)
+
+    def launch_ratio(self, chunks: Sequence[Share], recompute: str) -> float:
+        """Return the host time of the passes of a stage over their time on the device."""
+        pairs = [pair for chunk in chunks for pair in chunk]
+        host_s = sum(n * self.host(cost, recompute).overlapped_s for cost, n in pairs)
+        device_s = sum(
+            n * seconds.total_s
+            for cost, n in pairs
+            for seconds in self.layer_passes(cost, recompute)
+        )
+        return host_s / device_s
+
+    def host_update_s(self, cost: LayerCost) -> float:
+        """Return the host time of the optimizer's step for the tensors of a layer."""
+        stack, eight_bits = self.run.stack, self.run.states.name == "8bit"
+        per_tensor = HOST_UPDATES["8bit" if eight_bits else stack.optimizer]
+        return cost.tensors * per_tensor * stack.host_tensor_s
 
     def sent_bytes(self, boundary_bytes: float) -> float:
         """Return the bytes of an activation (or gradient) that one device sends to the next stage:
@@ -330,11 +350,13 @@ class Stepper:
             mirrored = layout.copies, everyone * (layout.pp - 1)  # the first stage and the last
             replicas = layout.hsdp, everyone // layout.hsdp
             owners = inside[0] * layout.copies
+            summed = run.stack.reduces_all and layout.zero == 2
+            reduction = "all_reduce" if summed else "reduce_scatter"
             if layout.zero:
                 steps = [
                     ("all_gather", True, 1, inside),
                     ("all_gather", True, inside[0], mirrored),
-                    ("reduce_scatter", False, 1, inside),
+                    (reduction, False, 1, inside),
                     ("reduce_scatter", False, inside[0], mirrored),
                     ("all_reduce", False, owners, replicas),
                 ]
@@ -398,7 +420,7 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     """
     parameters = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
     stack, states = run.stack, run.states
-    half = states.name == "bf16"
+    half = states.name in ("bf16", "momentum", "adafactor")
     moved = states.update * (run.gpu.half_optimizer_traffic if half else run.gpu.optimizer_traffic)
     element = HALF if half else FLOAT
     if stack.optimizer in UPDATES and states.name != "8bit":

@@ -261,14 +261,23 @@ def _layout_shares(layout: Layout) -> dict[str, float]:
 
 
 def time_shares(
-    run: Run, layout: Layout, parts_s: Mapping[str, float], classes_s: Mapping[str, float]
+    run: Run,
+    layout: Layout,
+    parts_s: Mapping[str, float],
+    classes_s: Mapping[str, float],
+    launch_ratio: float,
 ) -> dict[str, float]:
-    """Return the shares of a step that causes of errors act on, from its seconds by part and its
-    kernels' seconds by class.
+    """Return the shares of a step that causes of errors act on, from its seconds by part, its
+    kernels' seconds by class, and the host time of passes over their device time. Where the host
+    limits them, errors of its time act on the passes and errors of kernels do not:
+
+        chance that the host limits = Phi(log(ratio) / error of host times)
     """
     step_s = sum(parts_s.values())
     part = {name: seconds / step_s for name, seconds in parts_s.items()}
-    compute = part["compute"] + part["recompute"] + part["gradient_accumulation"]
+    passes = part["compute"] + part["recompute"]
+    launched = passes * host_chance(launch_ratio)
+    compute = passes - launched + part["gradient_accumulation"]
     kernels_s = sum(classes_s.values()) - classes_s["optimizer"]
     of = {name: compute * seconds / kernels_s for name, seconds in classes_s.items()}
     ranks, node = layout.tp * layout.cp, run.network.node
@@ -284,7 +293,7 @@ def time_shares(
         "attention": of["attention"],
         "vector": of["streaming"] + of["softmax/loss"] + of["memory"],
         "optimizer": part["optimizer"],
-        "host": part["host"],
+        "host": part["host"] + launched,
         "inside": sum(share for share, extent in collectives if extent <= node),
         "between": between,
         "network": between if run.network_assumed else 0.0,
@@ -293,6 +302,14 @@ def time_shares(
         "device": 0.0 if is_measured(run, layout) else compute,
         **_layout_shares(layout),
     }
+
+
+def host_chance(launch_ratio: float) -> float:
+    """Return the chance that launches limit passes, given the expected ratio of host to device."""
+    if not launch_ratio:
+        return 0.0
+    errors = math.sqrt(2) * error_fits().step_time.causes["host"]
+    return 0.5 * math.erfc(-math.log(launch_ratio) / errors)
 
 
 def memory_shares(layout: Layout, stage: Memory) -> dict[str, float]:

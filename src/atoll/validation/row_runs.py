@@ -11,7 +11,7 @@ from atoll.fabric.network import Network
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
 from atoll.step.layout import FULL_BLOCKS, HOST, HOSTED_INPUTS, Layout
 from atoll.step.orders import ORDERS
-from atoll.tools.software import flagged
+from atoll.tools.software import flagged, stack_named
 from atoll.tools.stack import Stack, with_adapters
 from atoll.training.memory import Memory
 from atoll.training.run import Run
@@ -25,6 +25,9 @@ from atoll.validation.row_settings import (
 )
 from atoll.validation.step_rows import WIDE, run_from_step, unpriced_words
 from atoll.validation.tables import RunRow
+
+REPLICATED = ("eager", "compiled", "gaudi")
+"""Software whose data parallelism keeps all weights and states on every device by default."""
 
 
 def run_from_row(row: RunRow) -> tuple[Run, Layout]:
@@ -166,8 +169,11 @@ def unread_words(row: RunRow) -> tuple[str, ...]:
 
 
 def row_zero(row: RunRow) -> int:
-    """Return the ZeRO stage; fully sharded data parallelism is stage 3."""
-    zero = row.integer("zero_stage", 1)
+    """Return the ZeRO stage; fully sharded data parallelism is stage 3. Trainers of Hugging Face
+    that state none run plain data parallelism.
+    """
+    replicated = stack_named(row.text("framework")) in REPLICATED
+    zero = row.integer("zero_stage", 0 if replicated else 1)
     return 3 if row.integer("fsdp", 0) and zero < 2 else zero
 
 

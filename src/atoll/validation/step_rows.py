@@ -81,8 +81,10 @@ WIDE = ("fp32", "tf32")
 MEGATRON = "megatron-lm"
 EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
 """Flags of Hugging Face's experts."""
+OPTIMIZER_STATES = {"adamw8bit": "8bit", "sgd": "momentum", "adafactor": "adafactor"}
+"""Names of optimizer states; SGD has a momentum."""
 ASSUMED = {
-    "optimizer": ("fused", "fp32amp", "foreach", "forloop", "adamw8bit"),
+    "optimizer": ("fused", "fp32amp", "sgd", "adamw8bit", *UPDATES),
     "attn": ("sdpa", "eager", "flex_attention"),
     "backend": ("CUDNN_ATTENTION", "FLASH_ATTENTION"),
     "packed": ("0", "1"),
@@ -185,7 +187,8 @@ def _rank_layout(row: RunRow) -> Layout:
 def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     """Return the flags of a step's software (`tools.software.FLAGS`)."""
     flags: list[str] = []
-    flags += EXPERTS.get(row.text("experts_implementation"), ())
+    grouped = "grouped_mm" if row.text("transformers").startswith("5.") and model.experts else ""
+    flags += EXPERTS.get(row.text("experts_implementation", grouped), ())
     # PEFT keeps adapters in fp32 unless told otherwise.
     if row.text("adapter_dtype", "fp32" if row.integer("peft", 0) else "") == "fp32":
         flags.append("fp32_adapters")
@@ -193,7 +196,8 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         flags.append("nf4")
     if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp" or _is_amp_rank(row):
         flags.append("autocast")
-    if model.mixer == "mamba2" and row.text("attn") == "eager":
+    plain_scan = model.mixer == "mamba2" and row.text("attn") == "eager"
+    if plain_scan or "delta" in (model.mixer, *model.mixers):
         flags.append("plain_mixers")
     if row.text("precision") in WIDE:
         flags.append(row.text("precision"))
@@ -230,8 +234,8 @@ def _is_amp_rank(row: RunRow) -> bool:
 
 def _states(row: RunRow) -> str:
     """Return the name of a step's optimizer states."""
-    if row.text("optimizer") == "adamw8bit":
-        return "8bit"
+    if (optimizer := row.text("optimizer")) in OPTIMIZER_STATES:
+        return OPTIMIZER_STATES[optimizer]
     if row.text("tool") == MEGATRON:
         return "mixed"
     fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
@@ -282,6 +286,9 @@ def model_from_step(row: RunRow) -> tuple[ModelConfig, int]:
         sequence = fields.size("max_source_positions", sequence)
         model = replace(
             config_from_hf(_as_t5(fields), row.where),
+            family=family,
+            attention_dropout=fields.probability("attention_dropout", 0.0),
+            inner_dropout=fields.probability("activation_dropout", 0.0),
             norm="layernorm",
             positions="learned",
             position_rows=fields.size("max_position_embeddings", sequence),

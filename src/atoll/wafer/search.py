@@ -183,7 +183,7 @@ class WaferSearch:
             raise InfeasibleError(
                 f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
                 f"{self.batch} and sequence {self.sequence}, even with everything recomputed; use "
-                "more memory a die, a shorter sequence or a smaller model."
+                "more memory per die, a shorter sequence or a smaller model."
             )
         best, lowest = self._try_unequal_stages(*self._bound_best(best))
         self._overall_s = min(best.step_s, lowest.bound_s + self.wafer.step_s)
@@ -361,7 +361,7 @@ class WaferSearch:
                 f"model {self.model}: weights, gradients and optimizer take "
                 f"{format_bytes(needed)}, but wafer {self.wafer.name} has "
                 f"{format_bytes(wafer_bytes)}; even with full recomputation it does not fit: use a "
-                "smaller model or more DRAM a die."
+                "smaller model or more DRAM per die."
             )
 
     def _search_piece(self) -> Any:

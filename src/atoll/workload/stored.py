@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.base.errors import AtollError, check_count
 from atoll.files.atomic_file import atomic_files, check_place
 from atoll.files.yamlfile import validate_dict
-from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import (
@@ -29,16 +28,15 @@ from atoll.workload.graph.operator import (
     VectorWork,
     once,
 )
-from atoll.workload.modelfile import (
-    FORMAT,
-    VERSION,
-    LayerEntry,
-    ModelFile,
-    OperatorEntry,
-    StepsEntry,
-    TensorEntry,
-    evaluated_size,
-)
+
+if TYPE_CHECKING:  # only models from files need these
+    from atoll.workload.modelfile import (
+        LayerEntry,
+        ModelFile,
+        OperatorEntry,
+        StepsEntry,
+        TensorEntry,
+    )
 
 _MOST_OPERATORS = 256
 """In one pass of a layer: what the schedule's compiled bounds take."""
@@ -81,6 +79,8 @@ class StoredModel:
     @cached_property
     def fused_layers(self) -> tuple[LayerEntry, ...]:
         """The layers with fused attention wherever attention is recognised."""
+        from atoll.workload.attention_pattern import with_fused_attention
+
         return tuple(with_fused_attention(layer) for layer in self.file.layers)
 
     @property
@@ -103,6 +103,8 @@ def is_stored(contents: object) -> bool:
 
 def read_stored(contents: dict[str, Any], where: str, name: str | None = None) -> StoredModel:
     """Check the contents of a file; every problem is a sentence."""
+    from atoll.workload.modelfile import FORMAT, VERSION, ModelFile
+
     if contents.get("format") != FORMAT:
         raise AtollError(
             f"{where}: format is {contents.get('format')!r}, but only {FORMAT!r} files and "
@@ -117,6 +119,8 @@ def read_stored(contents: dict[str, Any], where: str, name: str | None = None) -
 
 def write_stored(file: ModelFile, path: str | Path) -> None:
     """Write the file at once, or not at all; defaults are left out."""
+    from atoll.workload.modelfile import FORMAT, VERSION
+
     text = json.dumps(
         file.model_dump(exclude_defaults=True) | {"format": FORMAT, "version": VERSION}
     )
@@ -143,12 +147,18 @@ def _obstacle(file: ModelFile, tp: int) -> str | None:
             split = tensor.split
             if split is None:
                 continue
-            units = evaluated_size(split.units, 1)
+            units = _evaluated(split.units, 1)
             shared = split.uneven == "replicate" and tp % units == 0
             if units % tp and split.uneven != "pad" and not shared:
                 where = f"tensor {name} in layer {layer.name}"
                 return f"the {units} units (heads or columns) of {where}"
     return None
+
+
+def _evaluated(size: int | str, microbatch: int) -> int:
+    from atoll.workload.modelfile import evaluated_size
+
+    return evaluated_size(size, microbatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +172,7 @@ class _Share:
     unit: int
 
     def size(self, size: int | str) -> int:
-        return evaluated_size(size, self.microbatch)
+        return _evaluated(size, self.microbatch)
 
     def part(self, size: int) -> int:
         """Return a device's part of a size; vocabularies are padded."""
@@ -230,7 +240,7 @@ def _vocabularies(file: ModelFile) -> frozenset[int]:
         for tensor in layer.tensors.values():
             split = tensor.split
             if tensor.role == "weight" and split is not None and split.uneven == "pad":
-                sizes.add(evaluated_size(tensor.shape[split.dim], 1))
+                sizes.add(_evaluated(tensor.shape[split.dim], 1))
     return frozenset(sizes)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from atoll.answers.design import PlacementAnswer, SearchedModel
+from atoll.answers.design import SearchedModel
 from atoll.answers.search import ComparedFigure, DeviceComparison, SearchAnswer, WaterfallBar
 from atoll.base.errors import InfeasibleError
 from atoll.base.units import format_bandwidth, format_bytes
@@ -190,7 +190,7 @@ class DeviceComparer:
         if outcome.best is None:
             return _Change(change, before, after, None, "")
         placement = DesignBuilder(search).design(outcome.best).plans[0].placement
-        return _Change(change, before, after, placement.step_time_s, _layout_words(placement))
+        return _Change(change, before, after, placement.step_time_s, placement.layout)
 
 
 def _with_part(chip: Accelerator, answer: Accelerator, fields: tuple[str, ...]) -> Accelerator:
@@ -209,10 +209,6 @@ def _planned(change: str, before: str, after: str, run: Run) -> _Change:
     except InfeasibleError:
         return _Change(change, before, after, None, "")
     return _Change(change, before, after, estimate.step.time_s, str(estimate.layout))
-
-
-def _layout_words(placement: PlacementAnswer) -> str:
-    return f"{placement.layout}, microbatch {placement.microbatch}, ZeRO {placement.zero}"
 
 
 def _bars(device_s: float, changes: Iterable[_Change], answer_s: float) -> tuple[WaterfallBar, ...]:

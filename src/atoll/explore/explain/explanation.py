@@ -141,7 +141,7 @@ def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
                 slower_by=slower_by,
                 part=part,
                 part_s=(a.get(part, 0.0), b.get(part, 0.0)),
-                layout=(_layout(ours), _layout(slower)),
+                layout=(ours.placement.layout, slower.placement.layout),
             )
         )
     return Comparison(
@@ -149,7 +149,3 @@ def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
         differs={name: pair for name, pair in values if pair[0] != pair[1]},
         reasons=tuple(reasons),
     )
-
-
-def _layout(plan: SearchedModel) -> str:
-    return f"{plan.placement.layout}, microbatch {plan.placement.microbatch}"

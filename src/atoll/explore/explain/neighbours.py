@@ -172,7 +172,7 @@ class Neighbours:
             score=score,
             per_mm2=added / area_mm2 if added is not None and abs(area_mm2) >= 1e-9 else None,
             power_W=peak_power_W(chip) - peak_power_W(self.chip),
-            stopped_by=self._stopped_by(chip, relative) or ("" if listed else "not in the lists"),
+            stopped_by=self._stopped_by(chip, relative) or ("" if listed else "not in the space"),
         )
         limit_W = self.scope.max_power_W
         if limit_W is None or not gain.stopped_by.startswith("power"):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
-from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, planned_layouts
+from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, RunTerms, planned_layouts
 from atoll.explore.pricing.workloads import Variant
 from atoll.fabric.network import Network
 from atoll.placement.chain import (
@@ -77,13 +77,18 @@ class SearchSetting:
             return self.profile.placer
         key = variant.facts, variant.ep
         if key not in self._planned_layouts:
-            self._planned_layouts[key] = planned_layouts(self, variant)
+            self._planned_layouts[key] = planned_layouts(self, variant, self._runs)
         return self._planned_layouts[key]
 
     @cached_property
     def _planned_layouts(self) -> dict[tuple[ChainFacts, int], PlannedLayouts | None]:
         """Return the cache of `_layouts`."""
         return {}
+
+    @cached_property
+    def _runs(self) -> list[RunTerms]:
+        """Return what variants of the same run share."""
+        return []
 
     def place(
         self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf

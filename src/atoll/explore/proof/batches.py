@@ -27,6 +27,8 @@ class Pacer:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._configs_per_s = 0.0
+        self._cold = True
+        """Whether no batch was measured; the first one also loads kernels."""
         self._size: dict[int, tuple[int, float]] = {}
         self._begun = 0.0
 
@@ -44,8 +46,11 @@ class Pacer:
         return pieces
 
     def finished(self, call: TaskCall) -> None:
-        """Update the measured rate with a finished piece."""
+        """Update the measured rate with a finished piece, except of the first batch."""
         total, share = self._size.pop(id(call.tag), (0, 0.0))
+        if self._cold:
+            self._cold = bool(self._size)
+            return
         elapsed = time.monotonic() - self._begun
         if self._crew.executor.in_process:
             self._begun = time.monotonic()

@@ -12,9 +12,9 @@ export const COLUMNS = {
   energy_per_token_J: { label: "Energy/token", unit: "mJ", per: 1e-3 },
   step_time_s: { label: "Step time", unit: "s", per: 1 },
   microbatch: { label: "Microbatch", unit: "", per: 1 },
-  tensor: { label: "Tensor width", unit: "", per: 1 },
+  tensor: { label: "Tensor parallel (tp)", unit: "", per: 1 },
   pipeline: { label: "Pipeline stages", unit: "", per: 1 },
-  data: { label: "Data copies", unit: "", per: 1 },
+  data: { label: "Data parallel (dp)", unit: "", per: 1 },
 };
 
 /** Columns of what a chip is made of: those that the run's template names. */

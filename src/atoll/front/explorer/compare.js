@@ -10,8 +10,8 @@ import * as state from "./state.js";
 const columns = () => ["score", "step_time_s", "area_mm2", "power_W", "energy_per_token_J", ...PARAMETERS, ...PLAN];
 const STEP = [
   ["step_time_s", "Step time", seconds], ["samples_per_s", "Throughput (samples/s)", number], ["tokens_per_s_per_device", "Tokens/s per device", number],
-  ["mfu", "MFU (masked attention and recomputation not counted)", percent], ["devices", "Devices", number], ["tensor", "Tensor width", number], ["pipeline", "Pipeline stages", number],
-  ["data", "Data copies", number], ["microbatch", "Microbatch", number], ["microbatches", "Microbatches per replica", number], ["recompute", "Recomputation", String],
+  ["mfu", "MFU (masked attention and recomputation not counted)", percent], ["devices", "Devices", number], ["tensor", "Tensor parallel (tp)", number], ["pipeline", "Pipeline stages (pp)", number],
+  ["data", "Data parallel (dp)", number], ["microbatch", "Microbatch", number], ["microbatches", "Microbatches per replica", number], ["recompute", "Recomputation", String],
 ];
 
 export class Compare {

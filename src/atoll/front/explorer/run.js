@@ -67,7 +67,7 @@ export class RunView {
       ? [["Wafer", job.wafer], ["Batch", number(job.batch)], ["Microbatches", job.microbatches.join(", ")], ["Optimizer", job.optimizer]]
       : planning ? [["Device", job.device], ["Devices", number(job.devices)], ["Batch", number(job.batch)], ["Optimizer", job.optimizer]]
       : [["Devices", number(job.devices)], ["Global batch", number(job.global_batch)], ["Microbatches", job.microbatches.join(", ")],
-        ["Tensor widths", job.tensor_widths.join(", ")], ["Space", job.space ?? "the template's own"], ["Profile", job.profile], ["Recomputation", job.recompute],
+        ["Tensor parallel (tp)", job.tensor_widths.join(", ")], ["Space", job.space ?? "the template's own"], ["Profile", job.profile], ["Recomputation", job.recompute],
         ["Tolerance", percent(job.tolerance, 2)]];
     const rows = [...asked, ["Runs on", `${details.executor} (process ${details.pid} on ${details.host})`], ["Phase", details.phase]];
     this.side.replaceChildren(...[

@@ -60,7 +60,7 @@ export class WhatIf {
       const query = await this.query();
       this.options = await ask(`/${this.run}/whatif/options`, query);
       this.sliders.replaceChildren(...this.options.sliders.map((s) => this.slider(s)),
-        h("p", { class: "muted" }, `Global batch ${number(this.options.global_batch)}. ${this.kind === "plan" ? "The layout is kept until it is planned again; data copies follow the devices." : "The chip is kept; pipeline stages, data copies and recomputation are chosen anew."} ${this.options.note}`));
+        h("p", { class: "muted" }, `Global batch ${number(this.options.global_batch)}. ${this.kind === "plan" ? "The layout is kept until it is planned again; data parallelism follows the devices." : "The chip is kept; pipeline stages, data parallelism and recomputation are chosen anew."} ${this.options.note}`));
       this.place();
       await this.refresh();
     } catch (error) {
@@ -142,7 +142,7 @@ export class WhatIf {
             row("Energy per token", "energy_per_token_J", (v) => number(v * 1e3), "mJ")]),
         ]),
         h("p", { class: "muted", id: "answered", "data-ms": now.answered_ms },
-          `${now.layout.replaceAll(" x ", " × ")} on ${counted(now.devices, "device")}, microbatch ${now.microbatch}, ${number(now.microbatches)} microbatches per replica, recomputation ${now.recompute}. ` +
+          `${now.layout} on ${counted(now.devices, "device")}, ${number(now.microbatches)} microbatches per replica, recomputation ${now.recompute}. ` +
           `${now.schedules ? `${this.kind === "plan" ? "Planned again:" : "Schedules"} ${now.schedules}. ` : ""}Answered in ${number(now.answered_ms, 2)} ms.`)),
       h("section", { class: "card" }, h("h2", {}, "Where a step's time goes"), stackedBars(rows.map(([name, v]) => ({ name, parts: v.parts_s })), seconds)),
       h("section", { class: "card" }, h("h2", {}, `Memory of the fullest device, of ${bytes(now.memory_capacity_bytes)}`),

@@ -172,8 +172,7 @@ export function spaceView({ space: packed, baselines, score: best, unit, pareto 
         ["of the best", percent(space.score[i] / best, 2)],
         ...Object.entries(space.figures).filter(([, values]) => values[i] === values[i])
           .map(([name, values]) => [COLUMNS[name].label.toLowerCase(), `${shown(name, values[i])} ${COLUMNS[name].unit}`]),
-        ...(found ? [["HBM, at most", bytes(value("hbm_capacity_bytes"))], ["layout", `p${value("pipeline")} t${value("tensor")} d${value("data")}`],
-          ["microbatch", value("microbatch")]] : []),
+        ...(found ? [["HBM, at most", bytes(value("hbm_capacity_bytes"))], ["layout", `tp${value("tensor")} pp${value("pipeline")} dp${value("data")} mbs${value("microbatch")}`]] : []),
       ], { class: "wrap told" }),
       ...(front.has(i) ? [h("p", { class: "muted" }, "On the Pareto front: no evaluated chip is faster at a lower value of this axis.")] : []),
     ]));

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
+from atoll.tools.arguments import Launch, LaunchArguments, UserValues, load_names, stated
 
 NAMES = load_names("deepspeed")
-ADAM = ("adam", "adamw", "fusedadam")
 DEFAULT_SIZES = {
     "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "stage3_max_live_parameters": 1e9,
     "stage3_max_reuse_distance": 1e9, "stage3_prefetch_bucket_size": 5e7,
@@ -19,79 +17,55 @@ DEFAULT_SIZES = {
 """DeepSpeed's default sizes, which the model assumes."""
 
 
-def is_deepspeed(content: Mapping[str, Any]) -> bool:
-    return bool(
-        {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"} & content.keys()
-    )
-
-
 def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a configuration; values `auto`, which Hugging Face's trainer fills in, are ignored."""
     if user.model is None:
         raise AtollError(
             f"{file}: does not describe the model; add --model with a zoo name or a config.json"
         )
-    values = dict(flatten(content))
-    chosen = {name: value for name, value in values.items() if value != "auto"}
-    disabled = [name.removesuffix("enabled") for name, value in chosen.items()
-           if name.endswith(".enabled") and value is False]  # fmt: skip
-    args = LaunchArguments(file, chosen)
-    for name, what in NAMES.refused.items():
-        parts = [n for n in chosen if n.startswith(f"{name}.") and n.endswith(".enabled")]
-        if name in content and (not parts or any(chosen[part] is True for part in parts)):
-            raise AtollError(f"{file}: {what} ({name}), which is not modelled")
-        disabled.append(f"{name}.")
-    zero = args.count("zero_optimization.stage") or 0
+    chosen, left_open = stated(content, "auto")
+    args = LaunchArguments(file, chosen, ignored=left_open)
+    sections = _refused_sections(args, content)
+    fields = NAMES.read(args, "layout")
+    zero, microbatch, batch = fields["zero"], fields["microbatch"], fields["batch"]
     hosted = zero >= 2 and args.text("zero_optimization.offload_optimizer.device") == "cpu"
-    for name in ("cpu", "nvme"):
-        for what in ("param", "optimizer")[: 1 if hosted else 2]:
-            if chosen.get(f"zero_optimization.offload_{what}.device") == name:
-                raise AtollError(
-                    f"{file}: offloads the {what} to {name}, which is not modelled; take "
-                    f"zero_optimization.offload_{what} out to see the run without it"
-                )
-    args.refuse_offload("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_params")
-    precision = _precision(args, content)
-    microbatch = args.count("train_micro_batch_size_per_gpu") or 1
-    batch = args.count("train_batch_size")
+    offloads = ("offload_param.device", *(() if hosted else ("offload_optimizer.device",)))
+    offloads = ("cpu_offload", "cpu_offload_params", *offloads)
+    args.refuse_offload(*(f"zero_optimization.{name}" for name in offloads))
     accumulated = args.count("gradient_accumulation_steps") or 1
     if batch and batch % (microbatch * accumulated):
         raise AtollError(
             f"{file}: train_batch_size {batch} is not a multiple of {microbatch} sequences in "
             f"{accumulated} microbatches"
         )
-    if str(chosen.get("optimizer.type", "adam")).lower() in ADAM:  # others have other states
-        args.text("optimizer.type")
     usual = [n for n, v in chosen.items() if DEFAULT_SIZES.get(n.rpartition(".")[2]) == _number(v)]
-    for name in ("allgather_partitions", "reduce_scatter"):  # as priced, where they are on
-        if chosen.get(f"zero_optimization.{name}") is True:
-            args.has(f"zero_optimization.{name}")
     overlap = args.has("zero_optimization.overlap_comm") or zero == 3
-    fields: dict[str, Any] = {
-        "tp": args.count("tensor_parallel.autotp_size") or 1,
-        "pp": args.count("pipeline.stages") or 1,
-        "cp": args.count("sequence_parallel_size") or 1,
-        "ep": args.count("expert_parallel.autoep_size") or 1,
+    loops = args.has("optimizer.params.torch_adam") and not args.has("optimizer.params.fused")
+    fields |= {
         "sp": False,
-        "microbatch": microbatch,
-        "zero": zero,
         "recompute": _recompute(args),
-        "precision": precision,
+        "precision": _precision(args, content),
+        "overlap": _overlap(zero, fields["pp"], overlap),
+        # of DeepSpeed's own Adam for processors, or of torch's
+        "flags": "host_optimizer" if hosted else "foreach" if loops else None,
     }
-    fields["overlap"] = _overlap(zero, fields["pp"], overlap)
-    if hosted:  # by DeepSpeed's own Adam for processors
-        fields["flags"] = "host_optimizer"
-    elif args.has("optimizer.params.torch_adam") and not args.has("optimizer.params.fused"):
-        fields["flags"] = "foreach"
     args.has("expert_parallel.enabled")
-    if batch:
-        fields["batch"] = batch
-    args.ignore((*NAMES.without_effect, *usual, *(f"{section}*" for section in disabled)))
-    args.doubt(NAMES.not_modelled)
-    account = args.account()
-    left_open = {name: "auto" for name in values if name not in chosen}
-    account = replace(account, without_effect={**account.without_effect, **left_open})
+    account = args.account(NAMES, more=(*usual, *(f"{section}*" for section in sections)))
     return Launch(file, "deepspeed", user.model, fields, None, account)
+
+
+def _refused_sections(args: LaunchArguments, content: Mapping[str, Any]) -> list[str]:
+    """Return the beginnings of names of sections that are off; refuse those that are on and under
+    which a step is not the one that is modelled.
+    """
+    switches = {name: on for name, on in args.values.items() if name.endswith(".enabled")}
+    for action, names in NAMES.refused.items():
+        for name in names:
+            parts = [on for switch, on in switches.items() if switch.startswith(f"{name}.")]
+            if name in content and (not parts or True in parts):
+                raise AtollError(f"{args.file}: {action} ({name}), which is not modelled")
+    off = [name.removesuffix("enabled") for name, on in switches.items() if on is False]
+    return [*off, *(f"{name}." for names in NAMES.refused.values() for name in names)]
 
 
 def _overlap(zero: int, pp: int, overlapping: bool) -> str:

@@ -77,14 +77,3 @@ def command_output(command: str) -> str:
 def unquoted(text: str) -> str:
     """Return a text without the quotes around it."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
-
-
-def closing_bracket(text: str, begin: int) -> int:
-    """Return the index of the bracket that closes the one at `begin`."""
-    opening = text[begin]
-    closing, depth = {"{": "}", "(": ")"}[opening], 0
-    for index in range(begin, len(text)):
-        depth += (text[index] == opening) - (text[index] == closing)
-        if depth == 0:
-            return index
-    return len(text) - 1

@@ -11,16 +11,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from atoll.base.errors import AtollError
 from atoll.files.inputs import open_input
+from atoll.files.yamlfile import FileModel, shipped_table
 
-Pattern = re.Pattern[str]
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LONGEST_LINE, MOST_BYTES = 2**16, 2**30
@@ -55,13 +57,6 @@ RANK = re.compile(r"^\s*([0-9]{1,9}):|\[(?:rank|default)\s*([0-9]{1,9})\]", re.I
 """Prefix of a line of one of several processes: `srun --label`, PyTorch, torchrun."""
 
 
-class LoggedFigure(NamedTuple):
-    """The words before a figure of a log, and its unit in seconds or bytes."""
-
-    words: str
-    unit: float
-
-
 class RankPeak(NamedTuple):
     """Peak memory of a rank, None if the line names no rank."""
 
@@ -69,17 +64,34 @@ class RankPeak(NamedTuple):
     peak_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
-class LogFormat:
-    """How a framework logs a step: the words before each figure."""
+class FigurePattern:
+    """The pattern of a figure after its words, which are not searched for in lines without their
+    longest literal text.
+    """
+
+    def __init__(self, words: str, unit: float) -> None:
+        self.pattern, self.unit = re.compile(rf"{words}\s*{NUMBER}"), unit
+        self.literal = max(re.split(r"\\.|\[.*?\]", words), key=len)
+
+    def value(self, line: str) -> float:
+        """Return the figure of a line, 0 if it has none or one that no step can have."""
+        match = self.pattern.search(line) if self.literal in line else None
+        value = float(match[1].replace(",", "")) if match else 0.0
+        return value * self.unit if 0 < value < 1e12 else 0.0
+
+
+class LogFormat(FileModel):
+    """How a framework logs a step (`logs.yaml`)."""
 
     software: str
-    time_s: LoggedFigure | None = None
-    tokens_per_s: str | None = None
-    """Words before tokens per second per device."""
-    samples_per_s: str | None = None
-    """Words before samples per second of all devices."""
-    memory: LoggedFigure | None = None
+    words: str
+    """Words before the figure of a step."""
+    quantity: Literal["times_s", "tokens_per_s", "samples_per_s"] = "times_s"
+    """Seconds, tokens per second per device, or samples per second of all devices."""
+    unit: float = 1.0
+    memory: str = ""
+    """Words before the peak memory of a rank."""
+    memory_unit: float = 1.0
     counts: str = ""
     """What memory counts: allocated or reserved."""
     rank: str = r"\[rank"
@@ -87,23 +99,26 @@ class LogFormat:
     stage: str = "first"
     """Pipeline stage of the rank that writes, if the line names no rank."""
 
+    @cached_property
+    def step_figure(self) -> FigurePattern:
+        return FigurePattern(self.words, self.unit)
 
-GIB, MIB = float(2**30), float(2**20)
-FORMATS = (
-    # The last rank writes times, the first rank of every replica group its memory.
-    LogFormat("megatron", time_s=LoggedFigure(r"elapsed time per iteration \(ms\):", 1e-3),
-              memory=LoggedFigure(r"max reserved:", MIB), counts="reserved", rank=r"\[Rank"),
-    LogFormat("nemo", time_s=LoggedFigure(r"train_step_timing in s[:=]", 1.0)),
-    LogFormat("nemo", time_s=LoggedFigure(r"Step Time :", 1.0)),
-    # torchtitan's metrics come from the rank with the loss: the last stage.
-    LogFormat("torchtitan", tokens_per_s=r"\btps:", stage="last",
-              memory=LoggedFigure(r"memory:", GIB), counts="reserved"),
-    LogFormat("deepspeed", samples_per_s=r"CurrSamplesPerSec=",
-              memory=LoggedFigure(r"MaxMemAllocated=", GIB), counts="allocated"),
-    LogFormat("deepspeed", time_s=LoggedFigure(r"iter time \(s\):", 1.0)),
-    LogFormat("mlperf", time_s=LoggedFigure(r"\"train_step_time\":", 1.0)),
-    LogFormat("mlperf", samples_per_s=r"\"throughput\":"),
-)  # fmt: skip
+    @cached_property
+    def memory_figure(self) -> FigurePattern | None:
+        return FigurePattern(self.memory, self.memory_unit) if self.memory else None
+
+    def peak(self, line: str) -> RankPeak | None:
+        """Return the peak memory that a line reports."""
+        peak_bytes = self.memory_figure.value(line) if self.memory_figure else 0.0
+        if not peak_bytes:
+            return None
+        rank = re.search(rf"{self.rank}\s*(\d{{1,9}})", line)
+        return RankPeak(int(rank[1]) if rank else None, peak_bytes)
+
+
+FORMATS = TypeAdapter(tuple[LogFormat, ...]).validate_python(
+    shipped_table("atoll.tools.files", "logs.yaml")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +185,6 @@ class _Lines:
 
 def read_run_log(path: Path) -> Log:
     """Read the steps of a log (plain or .gz) in the format that matches most lines."""
-    patterns = [_patterns(log_format) for log_format in FORMATS]
     lines_by_format = [_Lines() for _ in FORMATS]
     batch, job, started = None, dict[str, int](), False
     for line in _lines(path):
@@ -179,14 +193,12 @@ def read_run_log(path: Path) -> Log:
             job = {name: int(match[1]) for name, match in matches.items() if match} | job
         if "batch" in line and (batch_match := BATCH.search(line)):
             batch = int(batch_match[1])
-        for k, (step, memory, rank) in enumerate(patterns):
-            if value := step.value(line):
-                lines_by_format[k].add(line, value)
+        for log_format, lines in zip(FORMATS, lines_by_format, strict=True):
+            if value := log_format.step_figure.value(line):
+                lines.add(line, value)
                 started = True
-            if memory and (value := memory.value(line)):
-                rank_match = rank.search(line)
-                rank_number = int(rank_match[1]) if rank_match else None
-                lines_by_format[k].peaks.append(RankPeak(rank_number, value))
+            if peak := log_format.peak(line):
+                lines.peaks.append(peak)
         if max(len(lines.values) for lines in lines_by_format) > MOST_STEPS:
             raise AtollError(f"{path}: more than {MOST_STEPS:,} steps; give a part of the log")
     best = max(range(len(FORMATS)), key=lambda k: sum(map(len, lines_by_format[k].values.values())))
@@ -196,15 +208,13 @@ def read_run_log(path: Path) -> Log:
             "DeepSpeed or MLPerf logs write it"
         )
     log_format, lines = FORMATS[best], lines_by_format[best]
-    scale, quantity = _quantity(log_format)
     batch = lines.batch(batch)
     values = tuple(
-        median(figures) * scale
+        median(figures)
         for step, figures in lines.values.items()
         if lines.batches.get(step, batch) == batch
     )
-    unit = log_format.memory.unit if log_format.memory else 1.0
-    peaks = tuple(RankPeak(peak.rank, peak.peak_bytes * unit) for peak in lines.peaks)
+    peaks = tuple(lines.peaks)
     return Log(
         file=str(path),
         software=log_format.software,
@@ -212,41 +222,8 @@ def read_run_log(path: Path) -> Log:
         counts=log_format.counts if peaks else "",
         stage=log_format.stage,
         job=job | ({} if batch is None else {"batch": batch}),
-        **{quantity: values},
+        **{log_format.quantity: values},
     )
-
-
-def _quantity(log_format: LogFormat) -> tuple[float, str]:
-    if log_format.time_s:
-        return log_format.time_s.unit, "times_s"
-    return 1.0, "tokens_per_s" if log_format.tokens_per_s else "samples_per_s"
-
-
-@dataclass(frozen=True, slots=True)
-class FigurePattern:
-    """The pattern of a figure; lines without its longest literal text are skipped quickly."""
-
-    pattern: Pattern
-    literal: str
-
-    @classmethod
-    def after(cls, words: str) -> FigurePattern:
-        pieces = re.split(r"\\.|\[.*?\]", words)
-        return cls(re.compile(rf"{words}\s*{NUMBER}"), max(pieces, key=len))
-
-    def value(self, line: str) -> float:
-        """Return the figure of a line, 0 if it has none or one that no step can have."""
-        match = self.pattern.search(line) if self.literal in line else None
-        value = float(match[1].replace(",", "")) if match else 0.0
-        return value if 0 < value < 1e12 else 0.0
-
-
-def _patterns(log_format: LogFormat) -> tuple[FigurePattern, FigurePattern | None, Pattern]:
-    rate_words = log_format.tokens_per_s or log_format.samples_per_s or ""
-    words = log_format.time_s.words if log_format.time_s else rate_words
-    memory = FigurePattern.after(log_format.memory.words) if log_format.memory else None
-    rank = re.compile(rf"{log_format.rank}\s*(\d{{1,9}})")
-    return FigurePattern.after(words), memory, rank
 
 
 def _lines(path: Path) -> Iterator[str]:

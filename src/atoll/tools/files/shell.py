@@ -18,7 +18,6 @@ from atoll.base.errors import AtollError
 from atoll.files.inputs import read_input_text
 from atoll.tools.files.config_files import named_file
 from atoll.tools.files.expressions import (
-    closing_bracket,
     command_output,
     evaluate_integer,
     holds,
@@ -34,6 +33,7 @@ from atoll.tools.files.shell_tokens import (
     Separator,
     Token,
     Word,
+    closing_bracket,
     tokens,
 )
 
@@ -44,7 +44,7 @@ DEEPEST, MOST_NESTED = 12, 40
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?])(\[[@*]\])?(:?[-=+?])?", re.DOTALL)
-_EXPANSION = re.compile(r"\\(.)|\$\(\(|\$\(|\$\{|\$([A-Za-z_]\w*|\d|[@*#?!$-])|`[^`]*`", re.DOTALL)
+_EXPANSION = re.compile(r"\\(.)|\$([({])|`([^`]*)`|\$([A-Za-z_]\w*|\d|[@*#?!$-])", re.DOTALL)
 _PREFIXES = ("export", "local", "declare", "typeset", "readonly")
 
 
@@ -53,7 +53,6 @@ class Command:
     """One command with its words."""
 
     words: tuple[str, ...]
-    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,28 +145,29 @@ class Shell:
         while match := _EXPANSION.search(text, at):
             pieces.append(text[at : match.start()])
             at = match.end()
-            if match[1] is not None:
-                pieces.append(match[0] if keep_escapes and match[1] not in '$`"\\' else match[1])
-            elif match[0] in ("$((", "$(", "${"):
-                begin = match.start() + 1
-                end = closing_bracket(text, begin)
-                inside = text[begin + 1 : end]
-                at = end + 1
-                if match[0] == "$((":
-                    pieces.append(self._sum(inside[1:-1]))
-                else:
-                    pieces.append(
-                        self._braces(inside) if match[0] == "${" else command_output(inside)
-                    )
-            elif match[0].startswith("`"):
-                pieces.append(command_output(match[0].strip("`")))
+            escaped, bracket, command, name = match.groups()
+            if escaped is not None:
+                pieces.append(match[0] if keep_escapes and escaped not in '$`"\\' else escaped)
+            elif bracket:
+                end = closing_bracket(text, match.start() + 1)
+                inside = text[at:end]
+                at = len(text) if end < 0 else end + 1
+                pieces.append(self._brackets(bracket, inside))
+            elif command is not None:
+                pieces.append(command_output(command))
             else:
-                pieces.append(self._plain(match[2]))
+                pieces.append(self._plain(name))
         pieces.append(text[at:])
         expanded = "".join(pieces)
         self.nested -= 1
         self._count(len(expanded))
         return expanded
+
+    def _brackets(self, opening: str, inside: str) -> str:
+        """Return what "${...}", "$(...)" or "$((...))" expands to."""
+        if opening == "{":
+            return self._braces(inside)
+        return self._sum(inside[1:-1]) if inside[:1] == "(" else command_output(inside)
 
     def _plain(self, name: str) -> str:
         value = " ".join(self.arrays.get("@", ())) if name in "@*" else self.value(name)
@@ -356,7 +356,7 @@ class _Block:
         patterns: list[str] = []
         commands: list[Token] = []
         reading, matched = True, False
-        for token in [*body, Separator(";;", 0)]:
+        for token in [*body, Separator(";;")]:
             if reading and isinstance(token, Word):
                 patterns += self.shell.expand(token)
             elif isinstance(token, Separator) and reading and token.text == ")":
@@ -398,7 +398,6 @@ class _Block:
     def _simple(self) -> None:
         """Run one command: its assignments, then its words."""
         shell, words, document = self.shell, [], None
-        first = self.script[self.at]
         assigning, exporting = True, False
         while self.at < len(self.script):
             token = self.script[self.at]
@@ -433,7 +432,7 @@ class _Block:
             for name in words[1:]:
                 shell.forget(name)
         else:
-            shell.commands.append(Command(tuple(words), first.line))
+            shell.commands.append(Command(tuple(words)))
             shell.words += len(words)
             if shell.words > MOST_WORDS:
                 raise AtollError(f"{shell.name}: more than {MOST_WORDS:,} words")
@@ -446,7 +445,7 @@ class _Block:
             return ""
         name, append = match[1], bool(match[3])
         after = self.script[self.at] if self.at < len(self.script) else None
-        value = Word(((PLAIN, text[match.end() :]), *token.parts[1:]), token.line)
+        value = Word(((PLAIN, text[match.end() :]), *token.parts[1:]))
         is_array = (
             isinstance(after, Separator) and after.text == "(" and value.parts == ((PLAIN, ""),)
         )

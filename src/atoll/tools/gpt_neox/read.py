@@ -19,22 +19,17 @@ NAMES = load_names("gpt_neox")
 GATED = ("swiglu", "geglu", "reglu", "bilinear")
 
 
-def is_gpt_neox(content: Mapping[str, Any]) -> bool:
-    return "pipe_parallel_size" in {str(name).replace("-", "_") for name in content}
-
-
 def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read one file that has model, layout and DeepSpeed's sections."""
     sections = {name: value for name, value in content.items() if isinstance(value, Mapping)}
     plain = {str(n).replace("-", "_"): n for n in content if n not in sections}
     file_names = {NAMES.renamed.get(name, name): written for name, written in plain.items()}
     values = {name: content[written] for name, written in file_names.items()}
-    switched_off = {name for name, value in values.items() if value in (False, None)}
-    chosen = {n: None if v is True else v for n, v in values.items() if n not in switched_off}
+    off = {name: str(value) for name, value in values.items() if value in (False, None)}
+    chosen = {n: None if v is True else v for n, v in values.items() if n not in off}
     chosen["pipeline_model_parallel_size"] = max(1, values["pipeline_model_parallel_size"] or 0)
-    args = LaunchArguments(file, chosen, UNKNOWN, user.vocab)
-    if kind := args.match_kind(NAMES.trains_else)[0]:
-        raise AtollError(f"{file}: trains on {kind}, which is not modelled")
+    args = LaunchArguments(file, chosen, UNKNOWN, user.vocab, file_names=file_names, ignored=off)
+    args.refuse_programs(NAMES)
     attention = args.text("attention_config") or "global"
     if any(word in attention for word in ("mamba", "rwkv", "gmlp", "local", "sparse")):
         raise AtollError(f"{file}: its attention_config is {attention[:40]}, which is not modelled")
@@ -51,14 +46,11 @@ def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> La
         "attention": "flash" if "flash" in attention else "unfused",
         "local_batch": fields["microbatch"] * accumulated,
         "overlap": "zero_grad_reduce" if fields["pp"] > 1 else deepspeed.fields["overlap"],
-        **({"batch": batch} if (batch := args.count("global_batch_size")) else {}),
-        **({"devices": devices} if (devices := args.count("global_num_gpus")) else {}),
+        "batch": args.count("global_batch_size"),
+        "devices": args.count("global_num_gpus"),
     }
     steps = args.count("train_iters")
-    args.ignore((*NAMES.without_effect, *MEGATRON.without_effect, *MEGATRON.as_priced))
-    args.doubt(NAMES.not_modelled | MEGATRON.not_modelled)
-    off = {file_names[name]: str(values[name]) for name in switched_off}
-    account = args.account().renamed(file_names, off).joined(deepspeed.arguments, "")
+    account = args.account(NAMES, MEGATRON).joined(deepspeed.arguments, "")
     return Launch(file, "gpt-neox", described, fields, steps, account)
 
 

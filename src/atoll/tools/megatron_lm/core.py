@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from atoll.step.orders import groups
+from atoll.tools.arguments import load_names
 from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
 
+NAMES = load_names("megatron_lm")
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
 
@@ -41,19 +43,14 @@ def parallel_values(plan: LaunchPlan, target: str) -> Settings:
     """Return fields of ModelParallelConfig."""
     check_core(plan, target)
     layout = plan.layout
-    values: Settings = {
-        "tensor_model_parallel_size": layout.tp,
-        "pipeline_model_parallel_size": layout.pp,
-        "context_parallel_size": layout.cp,
-        "sequence_parallel": layout.tp > 1 and layout.sp,
-    }
+    values: Settings = NAMES.write(layout, "layout")
+    values["sequence_parallel"] = layout.tp > 1 and layout.sp
     if plan.hides_tensor and values["sequence_parallel"]:
         values["tp_comm_overlap"] = True
     if layout.cp > 1:
         values["cp_comm_type"] = "a2a" if plan.exchanges_heads else "p2p"
     if plan.model.experts:
-        values["expert_model_parallel_size"] = layout.ep
-        values["expert_tensor_parallel_size"] = layout.etp
+        values |= NAMES.write(layout, "expert_layout")
     return values | {"pipeline_model_parallel_layout": None if plan.even else _stages(plan)}
 
 
@@ -66,7 +63,7 @@ def sharding_values(plan: LaunchPlan) -> Settings:
         "overlap_param_gather": layout.zero > 0,
     }
     if layout.hsdp > 1:
-        values["num_distributed_optimizer_instances"] = layout.hsdp
+        values |= NAMES.write(layout, "replicas")
     if layout.zero >= 2:
         values["use_megatron_fsdp"] = True
         values["data_parallel_sharding_strategy"] = _SHARDING[layout.zero]

@@ -60,20 +60,14 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
 
 def read_megatron_values(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read MODEL_ARGS of a YAML file of Megatron-LM's tests; switches are true or false."""
-    values: dict[str, Any] = {}
-    off: dict[str, Any] = {}
-    for name, value in content["MODEL_ARGS"].items():
-        argument = str(name).lstrip("-").replace("-", "_")
-        (off if value is False else values)[argument] = None if value is True else value
-    launch = build_launch(LaunchArguments(file, values, UNKNOWN, user.vocab), None)
-    around = {name: str(value) for name, value in flatten(content)
-              if not name.startswith("MODEL_ARGS.")}  # fmt: skip
-    ignored = dict(launch.arguments.without_effect) | dict.fromkeys(off, "false") | around
-    return replace(launch, arguments=replace(launch.arguments, without_effect=ignored))
-
-
-def is_megatron_values(content: Mapping[str, Any]) -> bool:
-    return isinstance(content.get("MODEL_ARGS"), Mapping)
+    values = {str(n).lstrip("-").replace("-", "_"): v for n, v in content["MODEL_ARGS"].items()}
+    switches = {name: None if value is True else value for name, value in values.items()}
+    args = LaunchArguments(file, switches, UNKNOWN, user.vocab)
+    for name in [name for name, value in values.items() if value is False]:
+        del switches[name]
+        args.ignored[name] = "false"
+    args.ignored |= {n: str(v) for n, v in flatten(content) if not n.startswith("MODEL_ARGS.")}
+    return build_launch(args, None)
 
 
 def named_arguments(words: Sequence[str]) -> dict[str, Any]:
@@ -105,15 +99,7 @@ def _process_count(launcher: Mapping[str, Any]) -> int | None:
 
 def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     """Build the launch from the program's arguments."""
-    kind, argument = args.match_kind(NAMES.trains_else)
-    if kind:
-        raise AtollError(
-            f"{args.file}: trains a model of {kind} (--{argument.replace('_', '-')}); only "
-            "decoders of texts are modelled"
-        )
-    kind, argument = args.match_kind(NAMES.no_training)
-    if kind:
-        raise AtollError(f"{args.file}: {kind} (--{argument.replace('_', '-')}): not modelled")
+    args.refuse_programs(NAMES)
     model = build_model(args)
     devices = args.count("world_size") or world
     fields = {
@@ -137,11 +123,9 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     steps, samples = args.count("train_iters"), args.count("train_samples")
     if samples and batch:
         steps = -(-samples // batch)
-    args.ignore((*NAMES.without_effect, *NAMES.as_priced))
-    args.doubt(NAMES.not_modelled)
     warning = fsdp_warning(fields["zero"], fields["tp"] * fields["cp"])
     notes = (f"megatron-core runs this layout, but {warning}",) if warning else ()
-    carried, account = args.carried(described, NAMES), args.account()
+    carried, account = args.carried(described, NAMES), args.account(NAMES)
     return Launch(args.file, "megatron-lm", model, fields, steps, account, notes, carried)
 
 
@@ -154,8 +138,8 @@ def _last_batch(args: LaunchArguments) -> int | None:
 
 def layout_fields(args: LaunchArguments, layers: int) -> dict[str, Any]:
     """Return the layout's question fields from megatron-core's arguments."""
-    pp = args.count("pipeline_model_parallel_size") or 1
-    tp = args.count("tensor_model_parallel_size", "model_parallel_size") or 1
+    fields = NAMES.read(args, "layout", "expert_layout", "replicas", "batch")
+    pp = fields["pp"]
     if pp == 1:
         args.has("no_pipeline_parallel")
     chunks = args.count(
@@ -169,17 +153,10 @@ def layout_fields(args: LaunchArguments, layers: int) -> dict[str, Any]:
     if written_layout is not None and chunks is None:
         chunks = max(1, len(chunk_blocks) // pp)
     is_complete = pp > 1 and sum(chunk_blocks) == layers and len(chunk_blocks) == pp * (chunks or 1)
-    return {
-        "tp": tp,
-        "pp": pp,
-        "cp": args.count("context_parallel_size", "ds_sequence_parallel_size") or 1,
-        "ep": args.count("expert_model_parallel_size", "moe_expert_parallel_size") or 1,
-        "etp": args.count("expert_tensor_parallel_size") or None,
+    return fields | {
         "vpp": chunks if chunks and pp > 1 else 1,
-        "sp": args.has("sequence_parallel") and tp > 1,
-        "microbatch": args.count("micro_batch_size") or 1,
+        "sp": args.has("sequence_parallel") and fields["tp"] > 1,
         "zero": _zero(args),
-        "hsdp": args.count("num_distributed_optimizer_instances") or 1,
         "recompute": _recompute(args),
         "blocks": chunk_blocks if is_complete else (),
     }
@@ -251,8 +228,6 @@ def _precision(args: LaunchArguments) -> dict[str, Any]:
         )
     wide = args.has("accumulate_allreduce_grads_in_fp32")
     narrow = args.has("grad_reduce_in_bf16") or (precision == "fp16" and not wide)
-    if str(args.values.get("optimizer", "adam")) == "adam":  # other optimizers have other states
-        args.has("optimizer")
     return {"precision": precision, "optimizer": "mixed16" if narrow else "mixed"}
 
 
@@ -279,12 +254,10 @@ def software_fields(args: LaunchArguments) -> dict[str, Any]:
         # (FSDP demands it, and adds gradients where it scatters them.)
         "no_grad_fusion": args.has("no_gradient_accumulation_fusion") and not args.has(*FSDP),
         f"head_wgrad={limit}": deferred and limit,
-        "cp_p2p": (ring := args.values.get("cp_comm_type") == "p2p"),
-        "cp_a2a": (heads := args.values.get("cp_comm_type") == "a2a")
+        "cp_p2p": args.values.get("cp_comm_type") == "p2p",
+        "cp_a2a": args.values.get("cp_comm_type") == "a2a"
         or "ds_sequence_parallel_size" in args.values,
     }
-    if ring or heads:  # other types are not priced
-        args.text("cp_comm_type")
     if not unfused:  # of a kernel that is not used
         args.has("no_masked_softmax_fusion")
     overlaps = {

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.tools.arguments import LaunchArguments
-from atoll.tools.megatron_lm.model_arguments import read_fields
+from atoll.tools.arguments import LaunchArguments, load_names
 from atoll.workload import load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 
+NAMES = load_names("megatron_lm")
 VOCABULARIES = {
     "gpt2bpetokenizer": 50257,
     "bertwordpiecelowercase": 30522,
@@ -25,7 +25,7 @@ UNIT = 128  # the vocabulary is padded to a multiple of this times tp
 def build_model(args: LaunchArguments) -> ModelConfig:
     """Return the decoder that pretrain_gpt.py builds from these arguments."""
     latent = args.has("multi_latent_attention")
-    fields = read_fields(args, "every_model", "latent_attention" if latent else "attention")
+    fields = NAMES.read(args, "every_model", "latent_attention" if latent else "attention")
     hidden, heads, gated = fields["hidden"], fields["heads"], fields["gated"]
     if not latent and not fields["head_dim"] and hidden % heads:
         raise AtollError(f"{args.file}: {heads} attention heads do not divide hidden_size {hidden}")
@@ -112,7 +112,7 @@ def _latent(args: LaunchArguments) -> dict[str, Any]:
 
 
 def _experts(args: LaunchArguments, dense_ffn: int) -> dict[str, Any]:
-    fields = read_fields(args, "experts")
+    fields = NAMES.read(args, "experts")
     dense = _dense_layers(args, args.size("num_layers"))
     args.has("moe_router_enable_expert_bias")
     return fields | {

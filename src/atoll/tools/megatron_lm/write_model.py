@@ -7,10 +7,11 @@ from itertools import groupby
 
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import shipped_table
+from atoll.tools.arguments import load_names
 from atoll.tools.launch_plan import LaunchPlan, Settings, refuse, refuse_model
-from atoll.tools.megatron_lm.model_arguments import write_arguments
 from atoll.workload.families.model_config import ModelConfig
 
+NAMES = load_names("megatron_lm")
 TARGET = "megatron-lm"
 NO_ARGUMENT: Mapping[str, str] = shipped_table("atoll.tools.megatron_lm", "no_argument.yaml")
 """Fields of a model for which pretrain_gpt.py takes no argument, in words."""
@@ -21,7 +22,7 @@ def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
     model = plan.model
     _check(model)
     notes: list[str] = []
-    shape = write_arguments(model, "every_model")
+    shape = NAMES.write(model, "every_model")
     dropouts = {name: shape.pop(name) for name in ("hidden_dropout", "attention_dropout")}
     values: Settings = {
         **shape,
@@ -91,7 +92,7 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
     }
     if missing := [name for name in numbers if rotary and numbers[name] is None]:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
-        notes.append(f"{model.name} as described does not say {words}; add what it was built with.")
+        notes.append(f"The model's description has no {words}: add the values it was built with.")
     if rotary and model.rotary_scaling:
         notes.append(
             f"Its rotary positions are scaled ({model.rotary_scaling}); set it as trained."
@@ -113,7 +114,7 @@ def _attention(model: ModelConfig, notes: list[str]) -> Settings:
     if model.value_dim not in (0, model.head_dim):
         raise _no_argument(model, f"values {model.value_dim} wide beside keys {model.head_dim}")
     grouped = model.kv_heads != model.heads
-    return write_arguments(model, "attention") | {
+    return NAMES.write(model, "attention") | {
         "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None,
         # Megatron counts the tokens to the left of a query; the model's window includes it.
@@ -126,7 +127,7 @@ def _latent_attention(model: ModelConfig, notes: list[str]) -> Settings:
         "Multi-latent attention takes YaRN positions by default; set --rope-type, "
         "--rotary-scaling-factor and --mscale as the model needs."
     )
-    return write_arguments(model, "latent_attention") | {
+    return NAMES.write(model, "latent_attention") | {
         "multi_latent_attention": True,
         "qk_head_dim": model.head_dim - model.rotated,
         "qk_pos_emb_head_dim": model.rotated,
@@ -141,7 +142,7 @@ def _experts(model: ModelConfig, notes: list[str]) -> Settings:
         "--moe-router-load-balancing-type, --moe-aux-loss-coeff, --moe-router-pre-softmax and "
         "the like."
     )
-    return write_arguments(model, "experts") | {
+    return NAMES.write(model, "experts") | {
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": True,
         "moe_router_enable_expert_bias": model.router == "sigmoid",

@@ -22,16 +22,13 @@ PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", 
               "16-mixed": "fp16"}  # fmt: skip
 
 
-def is_nemo(content: Mapping[str, Any]) -> bool:
-    model = content.get("model")
-    return isinstance(model, Mapping) and "tensor_model_parallel_size" in model
-
-
 def read_nemo(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a recipe's overrides; the model is the recipe's unless the file describes one."""
     _check_kind(file, content)
     values, file_names, without_effect = _translated(content)
-    args = LaunchArguments(file, values, UNKNOWN, user.vocab)
+    args = LaunchArguments(
+        file, values, UNKNOWN, user.vocab, file_names=file_names, ignored=without_effect
+    )
     described = user.model
     if described is None:
         if "hidden_size" not in values:
@@ -43,33 +40,25 @@ def read_nemo(file: str, content: Mapping[str, Any], user: UserValues) -> Launch
     fields["sequence"] = args.count("seq_length") or described.sequence
     fields |= software_fields(args) | _precision(args) | _optimizer(args) | _adapters(content)
     fields["zero"] = max(fields["zero"], fields.pop("least_zero"))
-    if batch := args.count("global_batch_size"):
-        fields["batch"] = batch
-    if devices := (args.count("devices") or 1) * (args.count("num_nodes") or 0):
-        fields["devices"] = devices
+    fields["batch"] = args.count("global_batch_size")
+    fields["devices"] = (args.count("devices") or 1) * (args.count("num_nodes") or 0) or None
     if user.model is not None and (dropout := args.number("hidden_dropout")) is not None:
         args.number("attention_dropout", "embedding_dropout")
         fields["dropout"] = dropout
     steps = args.number("train_iters")
     unused = () if "fsdp" in values else ("fsdp_*",)
-    ignorable = (*MEGATRON.without_effect, *MEGATRON.as_priced, *NAMES.without_effect)
-    args.ignore((*ignorable, *NAMES.sections, *unused))
-    args.doubt(NAMES.not_modelled | MEGATRON.not_modelled)
     step_count = int(steps) if steps and steps > 0 else None
-    account = args.account().renamed(file_names, without_effect)
+    account = args.account(NAMES, MEGATRON, more=unused)
     return Launch(file, "nemo", described, fields, step_count, account)
 
 
 def _check_kind(file: str, content: Mapping[str, Any]) -> None:
-    sections = (name for name in NAMES.not_trained if isinstance(content.get(name), Mapping))
-    if key := next(sections, ""):
-        raise AtollError(f"{file}: runs a model and does not train it ({key})")
-    for kind, names in NAMES.trains_else.items():
-        if key := next((n for n in names if content["model"].get(n) is not None), ""):
-            raise AtollError(
-                f"{file}: trains a model of {kind} (model.{key}); only decoders of texts are "
-                "modelled"
-            )
+    for action, names in NAMES.refused.items():
+        for name in names:
+            section, _, field = name.rpartition(".")
+            value = (content[section] if section else content).get(field)
+            if isinstance(value, Mapping) or (section and value is not None):
+                raise AtollError(f"{file}: {action} ({name}), which is not modelled")
 
 
 def _translated(

@@ -42,7 +42,9 @@ def read_mlperf(file: str, script: Script, user: UserValues) -> Launch:
     exported = {NAMES.renamed.get(name, name): name for name in script.exported}
     values: dict[str, Any] = {new: script.exported[old] for new, old in exported.items()}
     chosen = {n: v for n, v in values.items() if v.lower() not in ("null", "none")}
-    args = LaunchArguments(file, chosen, UNKNOWN)
+    unset = dict.fromkeys(values.keys() - chosen.keys(), "")
+    again = {n: v for n, v in script.exported.items() if n not in exported.values()}
+    args = LaunchArguments(file, chosen, UNKNOWN, file_names=exported, ignored=unset | again)
     adapters = any(name.startswith(("LORA_", "NEMO_LORA_")) for name in values)
     described = user.model or _model(args, adapters)
     fields = layout_fields(args, described.layers)
@@ -75,13 +77,8 @@ def read_mlperf(file: str, script: Script, user: UserValues) -> Launch:
         (f"after {healed} steps it goes on in 8 bits; a step before is priced",) if healed else ()
     )
     steps = args.count("MAX_STEPS")
-    args.ignore((*NAMES.without_effect, *NAMES.tuning, *_qualifying(args.values)))
-    args.doubt(NAMES.not_modelled)
-    account = args.account()
-    nulls = {name: "" for name in values if name not in args.values}  # null means not set
-    duplicates = {n: v for n, v in script.exported.items() if n not in exported.values()}
-    file_account = account.renamed(exported, {**nulls, **duplicates})
-    return Launch(file, "nemo", described, fields, steps, file_account, notes)
+    account = args.account(NAMES, more=_qualifying(args.values))
+    return Launch(file, "nemo", described, fields, steps, account, notes)
 
 
 def _model(args: LaunchArguments, adapters: bool) -> ModelConfig:

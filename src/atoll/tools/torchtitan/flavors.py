@@ -12,6 +12,7 @@ from atoll.tools.launch_plan import refuse_model
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "torchtitan"
+TABLE = shipped_table("atoll.tools.torchtitan", "flavors.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +47,13 @@ _SHAPE = tuple(f.name for f in fields(Flavor) if f.name not in ("name", "flavor"
 
 def _plain(model: ModelConfig) -> bool:
     """Return whether a block is like torchtitan's: RMSNorm, SwiGLU, rotary, no biases."""
-    return (
-        model.gated
-        and model.activation == "silu"
-        and model.norm == "rmsnorm"
-        and model.positions == "rotary"
-        and model.causal
-        and not (model.attention_bias or model.output_bias or model.mlp_bias)
-        and not (model.window or model.windows or model.parallel or model.post_norm)
-        and not (model.branch_norms or model.embedding_scale or model.score_cap or model.special)
-    )
+    usual = all(getattr(model, field) == value for field, value in TABLE["usual"].items())
+    return usual and not any(getattr(model, field) for field in TABLE["without"])
 
 
 FLAVORS = tuple(
     Flavor(**group["common"], **dict(zip(group["columns"], row, strict=True)))
-    for group in shipped_table("atoll.tools.torchtitan", "flavors.yaml")
+    for group in TABLE["flavors"]
     for row in group["rows"]
 )
 

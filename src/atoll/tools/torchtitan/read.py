@@ -11,6 +11,7 @@ from typing import Any
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS
 from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
+from atoll.tools.hugging_face import FIELDS
 from atoll.tools.torchtitan.flavors import FLAVORS, Flavor
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
@@ -29,72 +30,50 @@ LONGEST_SEQUENCE = 131072
 """Tokens: Llama 3.1's limit, above what job files use."""
 
 
-def is_torchtitan(content: Mapping[str, Any]) -> bool:
-    return "parallelism" in content or {"model", "training"} <= content.keys()
-
-
 def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a job file; the model is its flavor unless the user names one."""
     args = LaunchArguments(file, dict(flatten(content)))
-    kind, _ = args.match_kind(NAMES.trains_else)
-    if kind:
-        raise AtollError(f"{file}: trains a model of {kind}, which is not modelled")
+    args.refuse_programs(NAMES)
     args.refuse_offload("training.enable_cpu_offload")
-    name = args.text("model.name")
-    flavor = args.text("model.flavor")
-    described = user.model or _model(file, name, flavor)
-    pp = args.count("parallelism.pipeline_parallel_degree") or 1
-    tp = args.count("parallelism.tensor_parallel_degree") or 1
-    cp = args.count("parallelism.context_parallel_degree") or 1
-    ep = args.count("parallelism.expert_parallel_degree") or 1
-    etp = args.count("parallelism.expert_tensor_parallel_degree")
+    names = args.text("model.name"), args.text("model.flavor")
+    described = user.model or _model(file, *names)
+    fields = NAMES.read(args, "layout", "sequence")
+    tp, pp, ep = fields["tp"], fields["pp"], fields["ep"]
     local_batch = args.count("training.local_batch_size", "training.batch_size") or 8
     microbatch = args.count("parallelism.pipeline_parallel_microbatch_size")
-    batch = args.count("training.global_batch_size")
-    fields: dict[str, Any] = {
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "ep": ep,
-        "etp": (etp or 1) if ep > 1 and described.experts else None,  # else it has no effect
+    chunks = args.count("loss.num_chunks") or 1  # job files (TOML) are of releases without it
+    fields |= {
+        "etp": (fields["etp"] or 1) if ep > 1 and described.experts else None,  # else no effect
         "sp": not args.off("parallelism.enable_sequence_parallel") and tp > 1,
         "microbatch": (microbatch or 1) if pp > 1 else local_batch,
-        "sequence": args.count("training.seq_len") or 2048,
+        "local_batch": local_batch,
         "precision": _precision(args),
         "recompute": _recompute(args, -(-described.layers // pp)),
         "stack": "torchtitan-compiled" if _compiled(args) else "torchtitan",
-        **_data_parallel(args, tp, cp, pp),
+        "cuda_graphs": "full_iteration" if args.off("training.disable_cuda_graphs") else None,
+        "attention": _word(args, "model.attn_backend", BACKENDS, "sdpa"),
+        **_data_parallel(args, tp, fields["cp"], pp),
         **_pipeline(args, pp, described.layers),
     }
-    if batch:
-        fields["batch"] = batch
-    dtype = args.text("training.mixed_precision_param") or "bfloat16"
-    args.text("training.mixed_precision_reduce")
-    if args.off("training.disable_cuda_graphs"):
-        fields["cuda_graphs"] = "full_iteration"
-    args.text("parallelism.context_parallel_rotate_method")
-    if dtype == "float32":
+    optimizer = _word(args, "optimizer.implementation", OPTIMIZERS, "fused")
+    fields["flags"] = " ".join(filter(None, (f"loss_chunks={chunks}", optimizer)))
+    args.text("training.mixed_precision_reduce", "parallelism.context_parallel_rotate_method")
+    if args.text("training.mixed_precision_param") == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
-    # Job files (TOML) are of releases without a chunked loss.
-    implementation = args.text("optimizer.implementation") or "fused"
-    if implementation not in OPTIMIZERS:
-        args.used.pop("optimizer.implementation")
-    backend = args.text("model.attn_backend") or "sdpa"
-    if backend in BACKENDS:
-        fields["attention"] = BACKENDS[backend]
-    else:
-        args.used.pop("model.attn_backend")
-    flags = f"loss_chunks={args.count('loss.num_chunks') or 1}", OPTIMIZERS.get(implementation, "")
-    fields["flags"] = " ".join(filter(None, flags))
     if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
         fields["overlap"] = "grad_reduce param_gather tp_comm"
-    if str(args.values.get("optimizer.name", "AdamW")) in ("Adam", "AdamW"):
-        args.text("optimizer.name")  # other optimizers have other states
     steps = args.count("training.steps")
-    args.ignore((*NAMES.without_effect, *(n for n, value in args.values.items() if value == [])))
-    args.doubt(NAMES.not_modelled)
-    fields["local_batch"] = local_batch
-    return Launch(file, "torchtitan", described, fields, steps, args.account())
+    empty = [name for name, value in args.values.items() if value == []]
+    account = args.account(NAMES, more=empty)
+    return Launch(file, "torchtitan", described, fields, steps, account)
+
+
+def _word(args: LaunchArguments, name: str, words: Mapping[str, str], usual: str) -> str | None:
+    """Return the meaning of an argument's word; unknown words stay unused."""
+    word = str(args.values.get(name) or usual)
+    if word in words:
+        args.text(name)
+    return words.get(word)
 
 
 def _model(file: str, name: str | None, flavor: str | None) -> ModelConfig:
@@ -113,30 +92,11 @@ def _config_from_flavor(flavor: Flavor) -> ModelConfig:
     if flavor.latent_kv:
         raise AtollError(f"the shape of {flavor.name} {flavor.flavor} is not known; add --model")
     family = {"llama3": "llama", "qwen3": "qwen3_moe" if flavor.experts else "qwen3"}[flavor.name]
-    experts = {
-        "num_experts": flavor.experts,
-        "num_experts_per_tok": flavor.experts_per_token,
-        "moe_intermediate_size": flavor.ffn,
-    }
-    return replace(
-        config_from_hf(
-            {
-                "model_type": family,
-                "hidden_size": flavor.hidden,
-                "num_hidden_layers": flavor.layers,
-                "num_attention_heads": flavor.heads,
-                "num_key_value_heads": flavor.kv_heads,
-                "head_dim": flavor.head_dim,
-                "intermediate_size": flavor.ffn,
-                "vocab_size": flavor.vocab,
-                "tie_word_embeddings": flavor.tied_embeddings,
-                "max_position_embeddings": LONGEST_SEQUENCE,
-                **(experts if flavor.experts else {}),
-            },
-            flavor.name,
-        ),
-        name=f"{flavor.name}-{flavor.flavor.lower()}",
-    )
+    described = {name: getattr(flavor, field, None) for name, field in FIELDS.items()}
+    contents = {name: value for name, value in described.items() if value is not None}
+    contents |= {"model_type": family, "max_position_embeddings": LONGEST_SEQUENCE}
+    name = f"{flavor.name}-{flavor.flavor.lower()}"
+    return replace(config_from_hf(contents, flavor.name), name=name)
 
 
 def _data_parallel(args: LaunchArguments, tp: int, cp: int, pp: int) -> dict[str, Any]:

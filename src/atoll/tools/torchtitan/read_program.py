@@ -57,7 +57,8 @@ def _returned(
             place: Any = names
             for name in path[:-1]:
                 place = place.setdefault(name, {}) if isinstance(place, dict) else {}
-            place[path[-1]] = value
+            if isinstance(place, dict):
+                place[path[-1]] = value
         elif isinstance(node, ast.Return) and node.value is not None:
             value = _value(node.value, names)
             return value if isinstance(value, dict) else {}

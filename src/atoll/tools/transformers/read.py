@@ -18,8 +18,8 @@ from atoll.tools.arguments import (
     Launch,
     LaunchArguments,
     UserValues,
-    flatten,
     load_names,
+    stated,
 )
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import named_file, read_content
@@ -53,12 +53,6 @@ ADAM = {"adamw_torch_fused": "", "adamw_apex_fused": "", "adamw": "", "adamw_tor
 EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit")
 NESTED = ("bnb_4bit_use_double_quant", "use_bnb_nested_quant", "double_quantization")
 """Switches of 8-bit scales for 4-bit weights."""
-IMAGES = (
-    "vision_model_name_or_path",
-    "freeze_vision_tower",
-    "image_max_pixels",
-    "video_max_pixels",
-)
 OFFLOADS = (
     "fsdp_config.fsdp_offload_params",
     "fsdp_config.offload_params",
@@ -68,14 +62,6 @@ OFFLOADS = (
 )
 
 
-def is_trainer(content: Mapping[str, Any]) -> bool:
-    return BATCH in content or {"distributed_type", "num_processes"} <= content.keys()
-
-
-def is_axolotl(content: Mapping[str, Any]) -> bool:
-    return {"base_model", "micro_batch_size"} <= content.keys()
-
-
 def trainer_commands(script: Script) -> list[Command]:
     """Return the commands with the Trainer's argument of the batch per device."""
     return [c for c in script.commands if BATCH in named_arguments(c.words)]
@@ -83,29 +69,23 @@ def trainer_commands(script: Script) -> list[Command]:
 
 def read_trainer(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a YAML or JSON file of the Trainer's or accelerate's arguments."""
-    values = dict(flatten(content))
-    chosen = {name: value for name, value in values.items() if value is not None}
-    launch = _launch(file, chosen, user)
-    unset = dict.fromkeys(values.keys() - chosen.keys(), "")
-    ignored = {**launch.arguments.without_effect, **unset}
-    return replace(launch, arguments=replace(launch.arguments, without_effect=ignored))
+    values, left_open = stated(content)
+    return _launch(LaunchArguments(file, values, UNKNOWN, ignored=left_open), user)
 
 
 def read_axolotl(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a YAML file of axolotl: the Trainer's arguments under other names."""
-    values = {name: value for name, value in flatten(content) if value is not None}
+    values, left_open = stated(content)
     file_names = {AXOLOTL.renamed.get(name, name): name for name in values}
     chosen = {name: values[written] for name, written in file_names.items()}
-    if kind := LaunchArguments(file, chosen).match_kind(AXOLOTL.trains_else)[0]:
-        raise AtollError(f"{file}: trains on {kind}, which is not modelled")
     adapter = chosen.get("adapter")
     chosen |= {"use_peft": adapter is not None, "load_in_4bit": adapter == "qlora"}
     if chosen.pop("flash_attention", False):
         chosen["attn_implementation"] = "flash_attention_2"
         file_names["attn_implementation"] = "flash_attention"
-    launch = _launch(file, chosen, user, AXOLOTL)
-    unset = {name: "" for name, value in flatten(content) if value is None}
-    return replace(launch, arguments=launch.arguments.renamed(file_names, unset))
+    args = LaunchArguments(file, chosen, UNKNOWN, file_names=file_names, ignored=left_open)
+    args.refuse_programs(AXOLOTL)
+    return _launch(args, user, AXOLOTL)
 
 
 def read_trainer_script(file: str, script: Script, user: UserValues) -> Launch:
@@ -118,22 +98,21 @@ def read_trainer_script(file: str, script: Script, user: UserValues) -> Launch:
         name = str(config_file).replace(UNKNOWN, "?")
         if (path := named_file(Path(file), name)) is None:
             raise AtollError(f"{file}: leaves its processes to {name}, which was not found")
-        values |= flatten(read_content(path))
-    return replace(_launch(file, values | launcher | program, user), notes=script.notes)
+        values |= stated(read_content(path))[0]
+    args = LaunchArguments(file, values | launcher | program, UNKNOWN)
+    return replace(_launch(args, user), notes=script.notes)
 
 
-def _launch(
-    file: str, values: Mapping[str, Any], user: UserValues, names: ArgumentNames = NAMES
-) -> Launch:
-    model = user.model
+def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAMES) -> Launch:
+    file, values, model = args.file, args.values, user.model
     if model is None:
         name = next((values[key] for key in MODEL_NAMES if values.get(key)), "a model")
         raise AtollError(
             f"{file}: names {name}, not its shape; add --model with a name of the zoo "
             "(atoll models) or a config.json"
         )
-    args = LaunchArguments(file, values, UNKNOWN)
     args.refuse_offload(*OFFLOADS)
+    args.refuse_programs(NAMES)
     _check_method(args)
     deepspeed = _deepspeed(file, args, user)
     fields = dict(deepspeed.fields) if deepspeed else _sharding(args)
@@ -144,7 +123,7 @@ def _launch(
     accumulation_steps = args.count("gradient_accumulation_steps",
                                 "deepspeed_config.gradient_accumulation_steps") or 1  # fmt: skip
     sharded = "deepspeed" if deepspeed else "fsdp"
-    hosted = "host_optimizer" if "host_optimizer" in fields.get("flags", "") else ""
+    hosted = "host_optimizer" if "host_optimizer" in (fields.get("flags") or "") else ""
     fields |= {
         "microbatch": microbatch,
         "local_batch": microbatch * accumulation_steps,
@@ -158,14 +137,10 @@ def _launch(
     fields |= adapters | {"flags": " ".join(filter(None, flags))}
     if "method" in fields and fields.get("optimizer") == "fp32":
         fields["optimizer"] = "mixed"  # frozen weights stay in 16 bits
-    if devices := _devices(args):
-        fields["devices"] = devices
-    if (dropout := args.number("dropout")) is not None:
-        fields["dropout"] = dropout
+    fields["devices"] = _devices(args) or fields.get("devices")
+    fields["dropout"] = args.number("dropout")
     steps = args.number("max_steps")
-    args.ignore((*NAMES.without_effect, *names.without_effect))
-    args.doubt(names.not_modelled | NAMES.not_modelled)
-    account = args.account()
+    account = args.account(names, NAMES)
     if deepspeed:
         account = account.joined(deepspeed.arguments, "deepspeed:")
     # The Trainer accepts DeepSpeed's JSON: better layouts are exported as such a file.
@@ -189,13 +164,8 @@ def _software_name(args: LaunchArguments) -> str:
 def _check_method(args: LaunchArguments) -> None:
     """Refuse training methods that are not modelled."""
     stage, kind = (args.text(name) or "" for name in ("stage", "finetuning_type"))
-    if "beta" in args.values or stage in ("dpo", "kto", "rm", "ppo"):
-        raise AtollError(
-            f"{args.file}: trains on preferences, with a second model or two answers to a prompt, "
-            "which is not modelled"
-        )
-    if any(name in args.values for name in IMAGES):
-        raise AtollError(f"{args.file}: trains a model of images, which is not modelled")
+    if stage in ("dpo", "kto", "rm", "ppo"):
+        raise AtollError(f"{args.file}: trains on preferences (stage {stage}): not modelled")
     if args.has("use_kt"):
         raise AtollError(f"{args.file}: computes experts on the host (use_kt): not modelled")
     if kind not in ("", "full", "lora"):
@@ -240,11 +210,6 @@ def _sharding(args: LaunchArguments) -> dict[str, Any]:
         zero = stage
     elif reshard is not None or named or kind == "FSDP" or words:
         zero = ZERO_STAGES.get(named, 2 if str(reshard).lower() == "false" else 3)
-    for name in ("fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_backward_prefetch",
-                 "fsdp_config.fsdp_forward_prefetch", "fsdp_config.backward_prefetch"):  # fmt: skip
-        usual = ("TRANSFORMER_BASED_WRAP", "BACKWARD_PRE", "FALSE")
-        if str(args.values.get(name, "")).upper() in usual:
-            args.text(name)
     machines = args.count("num_machines", "nnodes", "num_nodes") or 1
     args.count("parallelism_config.parallelism_config_dp_shard_size")  # follows from the others
     replicas = args.count("parallelism_config.parallelism_config_dp_replicate_size")
@@ -314,8 +279,6 @@ def _software(args: LaunchArguments, modules: str) -> dict[str, Any]:
     if str(args.values.get("packing")).lower() == "true":  # all sequences are full, as assumed
         args.text("packing", "packing_strategy")
     optimizer = str(args.values.get("optim", "adamw_torch_fused"))
-    if optimizer in (*ADAM, *EIGHT_BITS):
-        args.text("optim")
     flags = {
         ADAM.get(optimizer, ""): True,
         "liger liger_loss": args.has("use_liger_kernel", "use_liger", "enable_liger_kernel"),

@@ -32,6 +32,8 @@ class StateCosts(NamedTuple):
     """Weight passes of one microbatch."""
     launch_s: Floats
     """Launches of these passes."""
+    host_late_s: Floats
+    """Time by which the host's part of the update is longer than the device's."""
 
     @property
     def optimizer_s(self) -> Floats:
@@ -64,6 +66,8 @@ class Paces(NamedTuple):
     """Without host time."""
     host_s: Floats
     """Host time of all passes that the device does not hide."""
+    once_s: Floats
+    """Part of it that is waited for once per step, over the microbatches."""
 
     @property
     def counted(self) -> Triple:

@@ -426,8 +426,9 @@ def _send_s(run: Run, layouts: LayoutSource, at: int, bytes_: float) -> float:
 
 def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
     trained = cost.parameters, cost.expert_parameters
-    launch_s = Stepper(run, Layout()).host(cost, "none").weight_s
-    others = cost.waiting_bytes, fp8_bytes(run, cost), cost.weight.total_s, launch_s
+    stepper = Stepper(run, Layout())
+    hosts_s = stepper.host(cost, "none").weight_s, stepper.host_update_s(cost)
+    others = cost.waiting_bytes, fp8_bytes(run, cost), cost.weight.total_s, *hosts_s
     return *trained, *resident_parameters(run, cost), *others
 
 

@@ -143,7 +143,9 @@ class Sums:
         sums = t.counts @ t.kinds
         for column in _DENSE_COLUMNS[self.run.adapters is not None :]:
             sums[:, column] -= contents[:, ContentColumn.SHARED_PARAMETERS]
-        dense, expert, *all_parameters, waiting, copied, weight_s, launch_s = sums[self.mix].T
+        dense, expert, *all_parameters, waiting, copied, weight_s, launch_s, host_update_s = sums[
+            self.mix
+        ].T
         contents = contents[self.mix]
         per_parameter = t.parameters[stage_rows[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
@@ -170,6 +172,7 @@ class Sums:
             waiting / copies,
             weight_s / copies,
             launch_s / copies,
+            np.maximum(0.0, host_update_s - update_s),
         )
 
     def shared_s(self, group: Ints, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
@@ -205,15 +208,18 @@ class Sums:
             stage_rows[:, SPLIT, None] > 0,
             states.weight_s,
             states.launch_s,
+            states.host_late_s,
+            self.m[self.row],
         )
         row = self.row[self.chunk_stage]
         pairs, pair = _distinct(variant[row], self.chunk_mix)
         parts = np.einsum("pk,pkcx->xpc", t.chunk_counts[pairs[1]], layers_s[pairs[0]])
         weights = slice(KindColumn.WEIGHT_S, KindColumn.LAUNCH_S + 1)
         weight_s, launch_s = (t.chunk_counts @ t.kinds[:, weights])[self.chunk_mix].T
-        chunks = self._paces(parts[:, pair], rows[row, SPLIT, None] > 0, weight_s, launch_s)
-        after_forward_s = backward + stages.host_s
-        total_s = forward + after_forward_s
+        split, m = rows[row, SPLIT, None] > 0, self.m[row]
+        chunks = self._paces(parts[:, pair], split, weight_s, launch_s, 0 * launch_s, m)
+        after_forward_s = backward + stages.host_s - stages.once_s
+        total_s = forward + after_forward_s + stages.once_s
         most_s = total_s, after_forward_s
         if self.slower is None:
             most_s = total_s[:0], after_forward_s[:0]
@@ -228,14 +234,28 @@ class Sums:
         split: NDArray[np.bool_],
         weight_s: Floats,
         launch_s: Floats,
+        late_s: Floats,
+        m: Floats,
     ) -> Paces:
         """Return the passes of stages or of chunks that a pipeline replays. With separate weight
         passes, once with device and once with host times, of which the slower pipeline counts:
         combined, slower weight gradients on the device could shorten the step. Otherwise exposed
         host time is added to forward and backward passes in equal parts.
+
+        A device waits for its host by the end of the forward pass, of all passes or of the update,
+        `late_s` longer than the device's:
+
+            wait = max(0, host - device, (host forward - device forward) / m)
+
+        Of m microbatches only the first starts with an empty queue of launches; the pipelines of
+        separate weight passes are replayed without that.
         """
         forward, backward, host_s, waiting, launch_f = parts
-        unhidden = np.maximum(0.0, host_s - (forward + backward)) + waiting
+        behind_s = host_s - (forward + backward)
+        first_s = np.maximum(behind_s + late_s[:, None] / m, (launch_f - forward) / m)
+        steady_s = np.maximum(0.0, behind_s)
+        once_s = np.where(split, 0.0, np.maximum(0.0, first_s - steady_s))
+        unhidden = steady_s + once_s + waiting
         device_b = backward - weight_s[:, None]
         more = np.where(split, waiting, unhidden) / 2
         weight, host_w = (
@@ -246,7 +266,7 @@ class Sums:
         if not self.hosts_apart.any():
             host_f, host_b, host_w = forward[:0], forward[:0], forward[:0]
         counted = forward + more, device_b + more, weight
-        return Paces(*counted, host_f, host_b, host_w, forward, device_b, unhidden)
+        return Paces(*counted, host_f, host_b, host_w, forward, device_b, unhidden, once_s)
 
     def exposed_gathers_s(self, passes: Floats, group: Ints) -> Floats:
         """Return (variants, kinds, choices, 2): exposed seconds of gathers of divided weights in

@@ -30,8 +30,8 @@ from atoll.training.operators.kernels.eager import (
 )
 from atoll.training.operators.kernels.launched import (
     COUNTED,
-    attention_factor,
     kernel_factor,
+    library_s,
     mask_passes,
     query_passes_s,
 )
@@ -437,12 +437,12 @@ class GpuPricer:
         # Key heads of all samples are the scores' batch, their query heads lie in its rows.
         kv_heads = scores.batch
         heads = kv_heads * max(1, scores.m // scores.n)
-        causal = scores.fraction < 1
+        causal, head = scores.fraction < 1, max(scores.k, 1)
         # The width of a value head; backwards the other dimension is the sequence.
         width = min(values.m, values.n) if backward else values.n
-        head = max(scores.k, 1)
         if self.stack.gives_heads(kv_heads // samples, ring):
-            heads, kv_heads, queries, ring = heads // ring, kv_heads // ring, sequence, 1
+            heads, kv_heads = heads // ring, max(samples, kv_heads // ring)
+            queries, ring = sequence, 1
         # Several sequences over a ring are as much work as fewer full sequences per device.
         groups = min(samples, ring)
         seconds = self.attention_s(
@@ -454,7 +454,7 @@ class GpuPricer:
             seconds = max(seconds, ring_s)
         passes_s = query_passes_s(self.gpu, op)
         seconds = passes_s + kernel_factor(op, self.stack) * (seconds - passes_s)
-        seconds *= attention_factor(self.gpu, self.stack, self.attention, op.kind)
+        seconds = library_s(self.gpu, self.stack, self.attention, op, seconds, ring)
         seconds *= (head + width) / (2 * head)
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
         if scores.fraction < 0.98 * full:  # a sliding window

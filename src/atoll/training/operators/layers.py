@@ -53,6 +53,8 @@ class LayerCost:
     """Dense and expert parameters without gradients."""
     modules: int
     """Modules with weights: linear layers, norms, embeddings, adapters."""
+    tensors: int
+    """Trained weights and biases."""
     boundary_bytes: int
     exchange_bytes: float
     """Bytes that this device sends per all-to-all of tokens; 0 without experts."""
@@ -81,6 +83,11 @@ class LayerCost:
     """Computes `optimal`, which is slow."""
     backward_peak: Callable[[], float] = field(default=float, compare=False)
     """Computes `backward_bytes`, likewise."""
+
+    def given_bytes(self, cp: int) -> float:
+        """Return the bytes of an exchange of heads; fewer key heads than ranks are repeated."""
+        repeats = max(1.0, cp / max(1, self.kv_heads))
+        return self.heads_bytes + (repeats - 1) * self.ring_bytes
 
     def kept(self, policy: str) -> PolicyCost:
         """Return a policy by name; "optimal-n" is the n-th of `optimal`, or the last."""
@@ -207,6 +214,7 @@ def _layer_cost(
         expert_parameters=expert // ep,
         frozen=(frozen_dense, frozen_expert / ep),
         modules=_modules(layer),
+        tensors=_tensors(layer, frozen),
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
         experts=expert_count(layer) // ep if routed else 0,
@@ -327,6 +335,12 @@ def _modules(layer: Layer) -> int:
     """Return the weights of a layer; biases belong to the module of their weight."""
     weights = [name for name, t in layer.tensors.items() if t.role is Role.WEIGHT]
     return sum(not name.endswith(".bias") for name in weights)
+
+
+def _tensors(layer: Layer, frozen: bool) -> int:
+    """Return the trained weights and biases."""
+    trained = trained_weights(layer) if frozen else layer.tensors
+    return sum(t.role is Role.WEIGHT for n, t in layer.tensors.items() if n in trained)
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:

@@ -26,6 +26,7 @@ class KindColumn(IntEnum):
     FP8_BYTES = 5  # fp8 copies of weights
     WEIGHT_S = 6  # weight gradients
     LAUNCH_S = 7  # their launches on the host
+    HOST_UPDATE_S = 8  # host time of the optimizer
 
 
 class PassColumn(IntEnum):
@@ -103,7 +104,7 @@ class LayoutTables(NamedTuple):
     shares: Floats
     """(levels, points): share of the bandwidth that messages reach."""
     kinds: Floats
-    """(kinds, 8): `KindColumn`."""
+    """(kinds, 9): `KindColumn`."""
     passes: Floats
     """(sides, kinds, choices, 7): `PassColumn`; a side is whether experts are spread over data
     ranks only, and whether weight passes are separate."""

@@ -10,7 +10,7 @@ import numpy as np
 from atoll.answers.layout import AxisReason
 from atoll.base.arrays import Bools
 from atoll.base.stopping import StoppedError
-from atoll.base.units import format_bytes, format_seconds
+from atoll.base.units import format_bytes, format_seconds, format_slower
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
@@ -63,12 +63,9 @@ def _reason(space: LayoutSpace, best: Estimate, axis: str) -> tuple[str, Estimat
     if alternative is not None:
         slower = alternative.step.time_s / best.step.time_s - 1
         value = f"{axis} {_value(alternative.layout, axis)}"
-        if slower == 0:
-            return f"{name}: {value} takes as long, as {alternative.layout}", alternative
-        sentence = (
-            f"{value} takes {slower:+.1%} as {alternative.layout}, {_where(best, alternative)}"
-        )
-        return f"{name}: {sentence}", alternative
+        sentence = f"{name}: {value} is {format_slower(slower, 1)} with {alternative.layout}"
+        part = f", {_where(best, alternative)}" if slower else ""
+        return f"{sentence}{part}", alternative
     least = space.smallest(rows, names)
     if least.fits:  # fits, but cannot be used
         return "", least

@@ -41,18 +41,18 @@ def _more_cores(wafer: Wafer) -> tuple[str, Wafer]:
     cores = max(core.tensor_cores + 1, round(MORE * core.tensor_cores))
     vectors = max(core.vector_cores + 1, round(MORE * core.vector_cores))
     grown = replace(core, tensor_cores=cores, vector_cores=vectors)
-    return f"{core.tensor_cores} to {cores} cores a die", replace(wafer, core=grown)
+    return f"{core.tensor_cores} to {cores} cores per die", replace(wafer, core=grown)
 
 
 def _more_sram(wafer: Wafer) -> tuple[str, Wafer]:
     core = wafer.core
     grown = replace(core, glb_bytes=int(MORE * core.glb_bytes))
-    words = f"{core.glb_bytes / 2**20:.0f} to {grown.glb_bytes / 2**20:.0f} MiB SRAM a die"
+    words = f"{core.glb_bytes / 2**20:.0f} to {grown.glb_bytes / 2**20:.0f} MiB SRAM per die"
     return words, replace(wafer, core=grown)
 
 
 def _more_stacks(wafer: Wafer) -> tuple[str, Wafer]:
-    words = f"{wafer.stacks} to {wafer.stacks + 1} HBM stacks a die"
+    words = f"{wafer.stacks} to {wafer.stacks + 1} HBM stacks per die"
     return words, replace(wafer, stacks=wafer.stacks + 1)
 
 

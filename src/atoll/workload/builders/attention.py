@@ -34,7 +34,8 @@ def attention(
     if config.positions == "rotary" and not config.latent_kv:
         q, k = _rotary(graph, q, k)
     sinks = (graph.weight("sinks", (config.heads,), 0, config.heads),) if config.sinks else ()
-    fused = kind == "flash" or (kind == "unfused-biased" and not positions)
+    windowed = kind == "unfused-global" and bool(config.window)
+    fused = kind == "flash" or windowed or (kind == "unfused-biased" and not positions)
     core = _flash if fused else _unfused
     context = core(graph, q, k, v, (*filter(None, (positions,)), *sinks))
     if gate:  # tanh stands for the sigmoid

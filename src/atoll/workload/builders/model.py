@@ -18,7 +18,7 @@ from atoll.workload.graph.backward import differentiate
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Role
 
-ATTENTION = ("flash", "unfused", "unfused-biased")
+ATTENTION = ("flash", "unfused", "unfused-biased", "unfused-global")
 
 
 def build_model(

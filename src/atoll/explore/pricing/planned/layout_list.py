@@ -60,9 +60,10 @@ def listed_layouts(
         if rest or not degrees:
             continue
         dp = degrees[-1]
+        divided = tuple(_divided(allowed, variant, pp, dp))
         for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
             ways = splits(chain, order, pp, vpp)
-            for split, (zero, hsdp) in product(ways, _divided(allowed, variant, pp, dp)):
+            for split, (zero, hsdp) in product(ways, divided):
                 yield make(
                     dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order, blocks=split
                 )

@@ -8,10 +8,10 @@ the other tables are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,7 @@ from atoll.training.operators.tables import (
     PIPE,
     SIDE,
     ZERO,
+    ContentColumn,
     KindColumn,
     LayoutTables,
     PassColumn,
@@ -79,10 +80,15 @@ if TYPE_CHECKING:
 FIRST = 4  # layouts of the first batch: they often rule out the rest
 AT_ONCE = 32
 COMPUTE = PassSeconds._fields.index("compute_s")
+VARIANT_TERMS = ("passes", "held twice")
+"""Terms of `LayerPrices.once` whose keys contain ids of a variant's layers."""
 STATIC = ("none", "ring", "exchange", "fewest")
 """Recomputation choices of the chip-independent tables: keep everything; also rerun attention;
 also rerun the expert exchange; keep the fewest bytes of any choice."""
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
+T = TypeVar("T")
+RunTerms = tuple[Run, dict[tuple[object, ...], Any]]
+"""A run, and the terms that its variants share: those that depend on a layout's ranks alone."""
 
 
 class _ZeroCostPricer:
@@ -112,9 +118,8 @@ class _ZeroCostPricer:
 class _CostedEstimator(Estimator):
     """Estimator of one variant with given layer costs."""
 
-    def __init__(self, run: Run, model: Model, costs: tuple[LayerCost, ...]) -> None:
-        self.run = run
-        self._cache = {}
+    def __init__(self, shared: RunTerms, model: Model, costs: tuple[LayerCost, ...]) -> None:
+        self.run, self._cache = shared
         self._model = model
         self._costs = costs
 
@@ -123,6 +128,10 @@ class _CostedEstimator(Estimator):
 
     def model(self, layout: Layout) -> Model:
         return self._model
+
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """Cache the terms of all variants of the run, not those of layers and passes."""
+        return make() if key[0] in VARIANT_TERMS else super().once(key, make)
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +246,7 @@ class PlannedLayouts:
             all_states.waiting[at],
             weight_s / sums.rows[sums.row, COPIES],
             all_states.launch_s[at],
+            all_states.host_late_s[at],
         )
         return StateMemory(states, sums.memory(states))
 
@@ -323,6 +333,7 @@ class PlannedLayouts:
             etp=None if layout.etp == layout.tp else layout.etp,
             vpp=layout.vpp,
             hsdp=layout.hsdp,
+            sp=layout.sp and layout.tp > 1,
         )
 
     def _stages(
@@ -391,9 +402,16 @@ def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
 # --- The layouts of a variant ---------------------------------------------------------------------
 
 
-def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None:
-    """Return the layouts that the setting allows for a variant; None if there are none."""
+def planned_layouts(
+    allowed: Allowed, variant: Variant, runs: list[RunTerms]
+) -> PlannedLayouts | None:
+    """Return the layouts that the setting allows for a variant; None if there are none. `runs` are
+    those of other variants; a new run is appended.
+    """
     run, facts = _run(allowed, variant), variant.facts
+    shared = next((of for of in runs if of[0] == run), None)
+    if shared is None:
+        runs.append(shared := (run, {}))
     free = layer_costs(
         variant.model, _ZeroCostPricer(), variant.cp, variant.ep, stored=bool(run.stored)
     )
@@ -412,10 +430,14 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         _with(cost, menus[block_kind] if block_kind >= 0 else None)
         for cost, block_kind in zip(free, block.tolist(), strict=True)
     )
-    every = make_tables(
-        _CostedEstimator(run, variant.model, costs), LayoutSequence(layouts), STATIC
-    )
-    kept = _without_useless_replicas(every, layouts)
+    estimator = _CostedEstimator(shared, variant.model, costs)
+    every = make_tables(estimator, LayoutSequence(layouts), STATIC)
+    # Which replicas help depends on ranks and parameters, not on the size of a microbatch.
+    shared_parameters = every.contents[:, ContentColumn.SHARED_PARAMETERS]
+    sizes = every.kinds[:, : KindColumn.WAITING_BYTES], shared_parameters, every.counts
+    ranks = [(x.pp, x.dp, x.vpp, x.schedule, x.zero, x.hsdp, x.blocks) for x in layouts]
+    key = variant.tp, variant.cp, variant.ep, variant.etp, *ranks, *(x.tobytes() for x in sizes)
+    kept = estimator.once(("replicas", *key), partial(_without_useless_replicas, every, layouts))
     tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
     sums = Sums(tables, tables.rows)

@@ -35,14 +35,14 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
     repeats = np.array([cost.repeat for cost in costs])
     stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
     dense, expert = tables.kinds[:, [KindColumn.DENSE, KindColumn.EXPERT]].T
-    gathers_s = np.zeros(len(rows))
+    gathers_s, divided = np.zeros(len(rows)), np.flatnonzero(rows[:, ZERO] == 3)
     for n, dense_parameters, expert_parameters in zip(repeats, dense, expert, strict=True):
         gather_s, reduce_s = sums.shared_s(
-            rows[:, GROUP],
-            np.full(len(rows), dense_parameters),
-            np.full(len(rows), expert_parameters),
+            rows[divided, GROUP],
+            np.full(len(divided), dense_parameters),
+            np.full(len(divided), expert_parameters),
         )
-        gathers_s += n * (2.0 * gather_s + reduce_s)
+        gathers_s[divided] += n * (2.0 * gather_s + reduce_s)
     both_s = tables.passes[..., [PassColumn.FORWARD_S, PassColumn.BACKWARD_S]]
     links_s = (both_s.sum(axis=3).min(axis=2) * repeats).sum(axis=1)
     blocks = np.array([cost.is_block for cost in costs])
@@ -77,9 +77,7 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
         stages=stages.copy(),
         copies=rows[:, COPIES].copy(),
         loads=m,
-        transfer_s=sums.total(sums.arriving_s.sum(axis=1))
-        + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
-        + links_s[side],
+        transfer_s=sums.total(sums.arriving_s.sum(axis=1)) + gathers_s + links_s[side],
         fixed_s=np.zeros(len(rows)),
         through=fused,
         through_ends=fused * (m - 1),

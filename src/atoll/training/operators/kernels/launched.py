@@ -9,30 +9,41 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.base.errors import AtollError
-from atoll.cost.gpu_attention import BACKWARD_QUERY_PASSES
+from atoll.cost.gpu_attention import (
+    BACKWARD_PRODUCTS,
+    BACKWARD_QUERY_PASSES,
+    FORWARD_PRODUCTS,
+)
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import KERNELS, Stack, VectorPasses
 from atoll.training.operators.kernels.adapter_passes import with_adapter_passes
 from atoll.training.operators.kernels.wide_products import FLOAT, is_math
-from atoll.training.operators.kernels.wide_streams import autocast, in_fp32
+from atoll.training.operators.kernels.wide_streams import autocast, in_fp32, wide_rotary
 from atoll.training.operators.roles import multiplies_experts
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pass_over
+from atoll.workload.shard import SCAN_PRODUCTS
 
 HALF = 2  # bytes
 
 COUNTED = {name: VectorPasses(**moved) for name, moved in KERNELS["modules"].items()}
 """Passes without entry in a stack or calibration."""
 
-HALF_SOFTMAX = ("bert", "roberta", "vit", "gpt2", "t5", "mt5", "umt5", "bart")
+HALF_SOFTMAX = ("bert", "roberta", "vit", "gpt2", "t5", "mt5", "umt5", "bart", "whisper")
 """Families whose modules do not cast scores to fp32 (transformers 5.17)."""
 JOINED_GATES = ("phi3", "modernbert", "glm", "glm4")
 """Families whose modules compute gate and up in one product."""
+TRANSPOSED = ("whisper",)
+"""Families whose convolutions leave the encoder's residual stream with its tokens innermost."""
+WIDE_ROTARY = ("modernbert",)
+"""Families whose modules rotate queries and keys in fp32."""
 WIDE_FUNCTIONS = frozenset({"layernorm", "layernorm_bwd", "rotary", "rotary_bwd"})
 """Functions that autocast runs in fp32; RMSNorm does so anyway."""
-FP32_ALREADY = ("softmax", "safe_softmax", "cross_entropy", "rmsnorm", "score_", "mask_")
+FP32_ALREADY = (
+    "softmax", "safe_softmax", "causal_softmax", "cross_entropy", "rotary", "score_", "mask_",
+)  # fmt: skip
 """First letters of functions that are counted in fp32."""
 KEPT_SQUARES = 5
 """fp32 squares that a plain scan keeps per head: sums of decays, their exponentials, scores, scores
@@ -46,6 +57,8 @@ SOFTMAX_PASSES = {
     ("fp32", "softmax_bwd"): ["score_cast", "score_product", "softmax_bwd", "score_round"],
     ("math", "softmax"): ["safe_softmax", "softmax"],
     ("math", "softmax_bwd"): ["score_product", "softmax_bwd"],
+    ("math-causal", "softmax"): ["causal_softmax", "softmax"],
+    ("math-causal", "softmax_bwd"): ["score_product", "softmax_bwd"],
     # A column for the sink is appended, the maximum subtracted and the column dropped.
     ("sinks", "softmax"): ["sink_append", "sink_maximum", "score_mask", "softmax"],
     ("sinks", "softmax_bwd"): ["sink_drop", "softmax_bwd", "sink_drop"],
@@ -71,15 +84,26 @@ DROPOUT = {"attention": 2.25, "attention_bwd": 1.4}
 WIDE_HEADS = {"attention": 0.8, "attention_bwd": 1.33}
 WIDE_MASK = {"attention": 1.8, "attention_bwd": 2.3}
 WIDE_COLUMNS = 192
-FP32_ATTENTION = 7.0  # SDPA's fmha_cutlassF_f32 and fmha_cutlassB_f32 over 16-bit cuDNN
+FP32_ATTENTION = 8.2  # SDPA's fmha_cutlassF_f32 and fmha_cutlassB_f32 over 16-bit cuDNN
 
 
-def attention_factor(gpu: Gpu, stack: Stack, attention: str, kind: str) -> float:
-    """Return the time of attention over that of the fastest kernels for as many scores."""
-    factor = FIRST_FLASH if attention == "flash1" else 1.0
+def library_s(
+    gpu: Gpu, stack: Stack, attention: str, op: Operator, fastest_s: float, ring: int
+) -> float:
+    """Return the time of attention by the library that runs it, given that of the fastest kernels
+    for as many scores. Where the rate of FlashAttention-2 was measured, it sets the pace.
+    """
+    backward, factor = op.kind == "attention_bwd", FIRST_FLASH if attention == "flash1" else 1.0
+    library = attention.replace("flash1", "flash2")
+    rate = gpu.flash2_backward_flops if backward else gpu.flash2_flops
+    if rate is not None and library == "flash2":
+        scores = op.matmuls[0]
+        computed = scores.batch * scores.m * scores.n * scores.k * (1 + (scores.fraction == 1))
+        flops = ring * computed * (BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS)
+        return factor * max(fastest_s, flops / rate)
     if gpu.tensor_per_exp >= 1:
-        factor *= ON_HOPPER.get(attention.replace("flash1", "flash2"), {}).get(kind, 1.0)
-    return factor * (FP32_ATTENTION if stack.wide else 1.0)
+        factor *= ON_HOPPER.get(library, {}).get(op.kind, 1.0)
+    return fastest_s * factor * (FP32_ATTENTION if stack.wide else 1.0)
 
 
 def launched(layer: Layer, run: Run, samples: int) -> Layer:
@@ -93,6 +117,10 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
         layer = _plain_scan(layer)
     if stack.plain_scores and run.model.family in JOINED_GATES:
         layer = _joined_gates(layer)
+    if stack.plain_scores and run.model.family in WIDE_ROTARY:
+        layer = wide_rotary(layer)
+    if stack.plain_scores and run.model.family in TRANSPOSED and layer.name.startswith("encoder"):
+        layer = _transposed_stream(layer)
     if stack.module_experts:
         layer = _module_experts(layer, stack.module_experts)
     if run.autocast:
@@ -115,18 +143,22 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
         if stack.math_attention:
             layer = _fp32_scores(layer, stack.plain_scores)
         if stack.plain_scores:
-            form = "math" if stack.math_attention else _softmax_form(run.model)
+            form = _softmax_form(run.model)
+            if stack.math_attention:
+                form = "math" if run.model.positions == "relative" else "math-causal"
             layer = _module_scores(layer, form)
     return in_fp32(layer, FP32_ALREADY) if stack.wide else layer
 
 
 def attention_form(run: Run) -> str:
-    """Return the attention that a model is built with: flash, unfused, or unfused where scores have
-    trained position biases, for which SDPA has no fused kernel.
+    """Return the attention that a model is built with: flash, unfused, unfused where scores have
+    trained position biases, for which SDPA has no fused kernel, or unfused in blocks without
+    window, where a compiler's SDPA gets no mask that cuDNN takes.
     """
+    stack = run.stack
     if run.attention == "unfused":
-        return "unfused"
-    return "unfused-biased" if run.stack.math_attention else "flash"
+        return "unfused-global" if stack.math_attention and not stack.wide else "unfused"
+    return "unfused-biased" if stack.math_attention else "flash"
 
 
 def kernel_factor(op: Operator, stack: Stack) -> float:
@@ -197,6 +229,23 @@ def _joined_gates(layer: Layer) -> Layer:
     return replace(layer, forward=forward, backward=backward)
 
 
+def _transposed_stream(layer: Layer) -> Layer:
+    """Copy the transposed residual stream: norms copy their input, backwards input and gradient,
+    and projections the gradient of their output.
+    """
+
+    def copied(op: Operator) -> Operator:
+        name = "transposed_copy"
+        works = {"norm": op.vectors[:1], "norm_bwd": op.vectors[:1] * 2}.get(op.kind, ())
+        copies = [work.by(name) for work in works]
+        if op.kind == "linear_dgrad":
+            copies.append(pass_over(name, layer.tensors[op.reads[0]]))
+        return replace(op, vectors=(*op.vectors, *copies))
+
+    forward, backward = tuple(map(copied, layer.forward)), tuple(map(copied, layer.backward))
+    return replace(layer, forward=forward, backward=backward)
+
+
 def _softmax_form(model: ModelConfig) -> str:
     """Return how Hugging Face's modules compute a softmax: in fp32, in 16 bits in some families, or
     with a column for the sink.
@@ -245,7 +294,9 @@ def _module_scores(layer: Layer, form: str) -> Layer:
         passes = [MODULE_PASSES.get(v.function, v.function) for v in op.vectors]
         at = passes.index(op.kind)
         passes[at : at + 1] = SOFTMAX_PASSES[form, op.kind]
-        if form == "math":  # queries and keys are scaled; the mask is counted with the softmax
+        if form.startswith(
+            "math"
+        ):  # queries and keys are scaled; the mask is counted with the softmax
             passes = [name for name in passes if name not in MODULE_PASSES.values()]
         if form == "fp32" and op.kind == "softmax":
             tensors[name] = replace(tensors[op.writes[0]], name=name, element_bytes=FLOAT)
@@ -349,21 +400,31 @@ def _module_experts(layer: Layer, form: str) -> Layer:
 
 
 def _plain_scan(layer: Layer) -> Layer:
-    """Compute Mamba-2's scan as modules without its kernels do: products over a chunk's square are
-    fp32 tensors with a column per state or channel, which are then summed; two of them coexist in
-    the backward pass.
+    """Compute scans as modules without their kernels do. Of Mamba-2, products over a chunk's square
+    are fp32 tensors with a column per state or channel, which are then summed; two of them coexist
+    in the backward pass. A gated delta net is a loop over chunks, whose slices have gradients as
+    large as all chunks.
     """
-    if not any(op.kind == "scan" for op in layer.forward):
+    scans = [op for op in layer.forward if op.kind == "scan"]
+    if not scans:
         return layer
-    tensors = dict(layer.tensors)
+    tensors, is_delta = dict(layer.tensors), len(scans[0].matmuls) > SCAN_PRODUCTS
 
     def passes(op: Operator) -> tuple[Operator, ...]:
         if op.kind not in ("scan", "scan_bwd"):
             return (op,)
         if len(op.matmuls) < 4:
             raise AtollError(
-                "plain_mixers: only Mamba-2 without its kernels is modelled; leave the flag out"
+                "plain_mixers: only Mamba-2 and gated delta nets without their kernels are "
+                "modelled; leave the flag out"
             )
+        if is_delta:  # a loop over the chunks
+            sequences = tensors[op.reads[0]]
+            chunks = -(-sequences.shape[1] // op.matmuls[0].m)
+            rows = sequences.rows // chunks if op.kind == "scan" else sequences.rows
+            work = VectorWork(f"{op.kind}_chunk", rows, sequences.shape[-1])
+            loop = Operator(f"{op.name}.loop", "squares", op.reads, (), vectors=(work,) * chunks)
+            return op, loop
         (scores, states, *_), name = op.matmuls, f"{op.name.removesuffix('.bwd')}.squares"
         rows = states.batch * scores.m * scores.n
         # Scores and values have a square for every column; the states of a chunk, and what comes of

@@ -55,6 +55,8 @@ def autocast(layer: Layer, wide_functions: Set[str], fused_norms: bool) -> Layer
                 work.by(work.function.replace("rmsnorm", "rmsnorm_mixed")) for work in op.vectors
             ]
             return replace(op, vectors=tuple(works))
+        if not fused_norms and op.kind.startswith("norm") and not stream.isdisjoint(op.reads):
+            op = replace(op, vectors=tuple(map(_fp32_norm, op.vectors)))
         mixed = "add_mixed" if residual and op in layer.forward else "add_fp32"
         works = [
             work.by(mixed) if residual
@@ -87,10 +89,32 @@ def in_fp32(layer: Layer, unchanged: tuple[str, ...]) -> Layer:
 
     def doubled(op: Operator) -> Operator:
         works = (
-            work if work.function.startswith(unchanged) else work.sized(2 * work.rows, work.cols)
-            for work in op.vectors
+            work
+            if work.function.startswith((*unchanged, "rmsnorm"))
+            else work.sized(2 * work.rows, work.cols)
+            for work in map(_fp32_norm, op.vectors)
         )
         return replace(op, vectors=tuple(works))
 
     forward, backward = tuple(map(doubled, layer.forward)), tuple(map(doubled, layer.backward))
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
+
+
+def wide_rotary(layer: Layer) -> Layer:
+    """Return a layer whose queries and keys are cast to fp32, for both products, to be rotated."""
+    casts = {
+        "rotary": ("cast_up", "cast_up", "cast_down"),
+        "rotary_bwd": ("cast_up", "cast_down", "cast_down", "add_fp32"),
+    }
+
+    def cast(op: Operator) -> Operator:
+        works = (work.by(name) for work in op.vectors for name in casts.get(work.function, ()))
+        return replace(op, vectors=(*op.vectors, *works))
+
+    forward, backward = tuple(map(cast, layer.forward)), tuple(map(cast, layer.backward))
+    return replace(layer, forward=forward, backward=backward)
+
+
+def _fp32_norm(work: VectorWork) -> VectorWork:
+    """Return the pass of an RMSNorm over fp32, which its modules do not cast."""
+    return work.by(work.function.replace("rmsnorm", "rmsnorm_fp32"))
