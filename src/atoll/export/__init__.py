@@ -141,9 +141,9 @@ def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
     return tuple(files)
 
 
-def refusals(run: Run) -> Callable[[Layout], str | None] | None:
+def refusals(run: Run, search: bool = True) -> Callable[[Layout], str | None] | None:
     """Return a function that says why the run's tool cannot run a layout, None if it can. None for
-    tools whose files are not written.
+    tools whose files are not written. In a `search` a model that the tool lacks is an error.
     """
     tool = run.tool
     if tool.write is None:
@@ -152,9 +152,9 @@ def refusals(run: Run) -> Callable[[Layout], str | None] | None:
     def refusal(layout: Layout) -> str | None:
         try:
             export_run(tool.name, run, layout)
-        except UnusableError:  # under every layout
-            raise
         except AtollError as error:
+            if search and isinstance(error, UnusableError):  # under every layout
+                raise
             return str(error)
         return None
 

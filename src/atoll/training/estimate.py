@@ -13,7 +13,7 @@ import numpy as np
 from atoll.answers.answer import DrawableResult
 from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile, Uncertainty
 from atoll.base.arrays import Ints
-from atoll.base.errors import AtollError, UnusableError
+from atoll.base.errors import AtollError
 from atoll.base.notebook import answer_html, bar_text, summary_lines
 from atoll.base.registry import import_named
 from atoll.base.units import format_bytes, format_mfu, format_seconds, ranges
@@ -234,12 +234,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """What to know before the figures are believed."""
         run, order = self.run, self.layout.schedule
         notes = (*beyond_published(run, self.mfu, self.step.time_s), *run.notes)
-        refusal_of = import_named("atoll.export:refusals")(run) if self.launched else None
-        try:
-            refusal = refusal_of and refusal_of(self.layout)
-        except UnusableError as error:
-            refusal = str(error)
-        if refusal:
+        refusal_of = import_named("atoll.export:refusals")(run, False) if self.launched else None
+        if refusal_of is not None and (refusal := refusal_of(self.layout)):
             notes = (*notes, f"{refusal}; timed as if {run.tool.name} ran it")
         elif self.layout.pp > 1 and order not in run.stack.orders:
             notes = (*notes, f"{run.stack.name} does not run {order}; timed as if it did")
