@@ -258,7 +258,9 @@ def candidates_words(candidates: Sequence[LayoutCandidate], between: float) -> s
     words = "; ".join(
         f"{candidate.layout} ({format_slower(candidate.slower, 1)})" for candidate in candidates
     )
-    return f"{words}; within the model error of {between:.0%}, so benchmark too" if words else ""
+    close = all(abs(candidate.slower) <= between for candidate in candidates)
+    why = f"within the model error of {between:.0%}, so " if close else ""
+    return f"{words}; {why}benchmark too" if words else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

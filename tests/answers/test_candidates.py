@@ -1,0 +1,18 @@
+"""What an answer says of layouts to benchmark in addition to the best."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from atoll.answers.layout import candidates_words
+
+
+@pytest.mark.parametrize(("slower", "says"), [(-0.03, True), (0.04, True), (-0.061, False)])
+def test_only_small_differences_are_called_model_error(slower: float, says: bool) -> None:
+    candidate: Any = SimpleNamespace(layout="tp2", slower=slower)
+    words = candidates_words([candidate], 0.05)
+    assert words.endswith("benchmark too")
+    assert ("within the model error of 5%" in words) is says
