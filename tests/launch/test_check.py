@@ -13,6 +13,7 @@ from atoll.base.errors import AtollError
 from atoll.cli import main
 from atoll.printing.training import print_checked
 from atoll.questions.verbs import CheckQuestion
+from atoll.tools.read import read_launch
 from atoll.training.estimate import Estimate
 
 SCRIPT = """#!/bin/bash
@@ -57,6 +58,28 @@ def test_blocks_of_a_stage_that_are_recomputed_are_counted(script: Path) -> None
     four_blocks = atoll.check(script, device="h100", set=["GPUS=8"])
     assert four_blocks.estimate.layout.recompute == "full@4"
     assert not four_blocks.launch.arguments.not_understood
+
+
+@pytest.mark.parametrize(
+    ("more", "recompute", "effects"),
+    [
+        ("--moe-layer-recompute", "core_attn+moe", ()),
+        ("--fp8-format hybrid --fp8-recipe tensorwise", "selective", ()),
+        ("--fp8-format hybrid --fp8-recipe blockwise", "selective",
+         ("fp8_recipe: another quantization to 8 bits",)),
+        ("--exp-avg-dtype bf16 --main-params-dtype fp32", "selective",
+         ("exp_avg_dtype: other types of gradients or optimizer states",)),
+    ],
+)  # fmt: skip
+def test_values_of_megatrons_arguments_are_priced_or_their_effect_is_said(
+    more: str, recompute: str, effects: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "train.sh"
+    lines = SCRIPT.splitlines()
+    lines[-3] = "  --recompute-activations"
+    path.write_text("\n".join(lines).replace("$MORE", more))
+    launch = read_launch(path, environment={"GPUS": "8"})
+    assert (launch.fields["recompute"], launch.arguments.not_priced) == (recompute, effects)
 
 
 def test_a_better_layout_is_proven_and_priced(script: Path) -> None:

@@ -91,6 +91,12 @@ def test_what_is_no_training_of_a_decoder_is_refused(
         read(tmp_path, f"{NEMO}{more}\n")
 
 
+def test_another_optimizer_than_adam_is_not_read_as_adam(tmp_path: Path) -> None:
+    assert read(tmp_path, NEMO).arguments.not_modelled == {}
+    muon = read(tmp_path, NEMO.replace("mcore_distributed_optim", "dist_muon"))
+    assert list(muon.arguments.not_modelled) == ["model.optim.name"]
+
+
 def test_megatrons_own_tests_say_arguments_as_yaml(tmp_path: Path) -> None:
     args = {"num-layers": 12, "hidden-size": 512, "num-attention-heads": 8, "seq-length": 1024,
             "micro-batch-size": 4, "global-batch-size": 32, "vocab-size": 1000, "bf16": "true",

@@ -94,6 +94,50 @@ def test_gpt_neox_has_megatrons_model_and_deepspeeds_sections(tmp_path: Path) ->
     assert {"pipe-parallel-size", "zero_optimization.stage"} <= launch.arguments.used.keys()
 
 
+@pytest.mark.parametrize(
+    ("written", "instead", "field", "value"),
+    [
+        ('{"enabled": true}', '{"enabled": true, "type": "bfloat16"}', "precision", "bf16"),
+        ('"gpt_j_residual": true', '"moe_num_experts": 8, "moe_top_k": 1', "experts", 8),
+        ('"hidden_dropout": 0', '"hidden_dropout": 0.0', "dropout", 0.0),
+    ],
+)
+def test_gpt_neox_has_words_of_its_own(
+    written: str, instead: str, field: str, value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "neox.yml"
+    path.write_text(NEOX)
+    assert read_launch(path, vocab=50257).model.dropout == 0.0, "0 is a value, not a switch"
+    path.write_text(NEOX.replace(written, instead))
+    launch = read_launch(path, vocab=50257)
+    assert launch.fields.get(field, getattr(launch.model, field, None)) == value
+    dense = len(launch.model.dense_layers)
+    assert dense == (22 if field == "experts" else 0), "every second block by default"
+
+
+def test_adapters_of_axolotl_are_not_judged_by_what_deepspeed_can_do(tmp_path: Path) -> None:
+    path = tmp_path / "axolotl.yml"
+    path.write_text(AXOLOTL.replace("{optimizer}", "adamw_torch_fused"))
+    checked = atoll.check(path, model="llama3-8b", device="h100", devices=8)
+    assert checked.launch.software == "transformers" and checked.plan is not None
+
+
+def test_values_that_are_no_number_are_not_defaults_of_deepspeed(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Lion"},'
+        ' "bf16": {"enabled": true}, "zenflow": {"mode": "x"},'
+        ' "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 5e7,'
+        ' "offload_optimizer": {"device": "cpu", "ratio": 0.3, "pin_memory": true}}}'
+    )
+    account = read_launch(path, load_config("llama3-8b")).arguments
+    assert set(account.not_modelled) == {
+        "optimizer.type", "zero_optimization.offload_optimizer.ratio"
+    }  # fmt: skip
+    assert account.not_understood == {"zenflow.mode": "x"}
+    assert "zero_optimization.stage3_prefetch_bucket_size" in account.used
+
+
 def test_axolotls_names_are_the_trainers(tmp_path: Path) -> None:
     launch = read(tmp_path, AXOLOTL.format(optimizer="adamw_torch"), "llama3-8b")
     fields = launch.fields
@@ -167,6 +211,22 @@ def test_torchtitans_programs_are_parsed_with_their_chunked_loss(tmp_path: Path)
     assert found.tokens_per_s_per_device == pytest.approx(19_500, rel=0.2)
     path.write_text(PROGRAM.replace("{loss}", "CrossEntropyLoss.Config()"))
     assert read_launch(path).fields["flags"] == "loss_chunks=1"
+
+
+def test_torchtitans_exchange_of_tokens_and_type_of_states_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.py"
+    more = 'expert_parallel_degree=8, expert_parallel_comm_backend="deepep"),'
+    text = PROGRAM.replace("{loss}", "CE.Config()").replace(
+        "shard_degree=8),", f"shard_degree=8, {more}"
+    )
+    path.write_text(text.replace("steps=100", 'steps=100, dtype="bfloat16"'))
+    launch = read_launch(path)
+    assert launch.fields["ep"] == 8 and launch.arguments.not_priced == ()
+    assert (launch.fields["overlap"], launch.fields["optimizer"]) == ("dispatcher=deepep", "bf16")
+    path.write_text(text.replace('"deepep"', '"new"'))
+    assert list(read_launch(path).arguments.not_modelled) == [
+        "parallelism.expert_parallel_comm_backend"
+    ]
 
 
 @pytest.mark.parametrize(

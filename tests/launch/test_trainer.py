@@ -170,6 +170,9 @@ def test_moments_of_8_bits_are_priced(tmp_path: Path) -> None:
         (TRAINER + "lora_r: 16\nload_in_8bit: true\n", "in 8 bits"),
         (FSDP.format(strategy="FULL_SHARD").replace("params: false", "params: true"), "offloads"),
         (FSDP.replace("FSDP", "MEGATRON_LM"), "Megatron-LM plugin"),
+        (TRAINER + "fsdp: full_shard auto_wrap offload\n", r"offloads to the host \(fsdp\)"),
+        (TRAINER + "deepspeed: {zero_optimization: {stage: 3}}\n", "configuration inside"),
+        (TRAINER + "deepspeed: zero3_offload\n", "leaves ZeRO to zero3_offload"),
     ],
 )
 def test_what_is_not_modelled_is_refused_in_a_sentence(
@@ -180,6 +183,38 @@ def test_what_is_not_modelled_is_refused_in_a_sentence(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("more", "effects"),
+    [
+        ("attn_implementation: kernels-community/flash-attn3\n", ()),
+        ("attn_implementation: new_kernel\n", ("attn_implementation: another attention kernel",)),
+        ("gradient_checkpointing: offload\n",
+         ("gradient_checkpointing: recomputation's inputs go to the host",)),
+        ("packing: true\npacking_strategy: bfd\n", ()),
+        ("loss_type: dft\n", ("loss_type: another loss",)),
+        ("deepspeed: zero3\ntarget_modules: all-linear\nlora_rank: 8\n", ()),
+    ],
+)  # fmt: skip
+def test_every_value_is_priced_or_its_effect_is_said(
+    more: str, effects: tuple[str, ...], tmp_path: Path
+) -> None:
+    launch = read(tmp_path, TRAINER.replace("gradient_checkpointing: true\n", "") + more)
+    assert launch.arguments.not_priced == effects
+    preset = "deepspeed" in more
+    assert launch.fields["zero"] == (3 if preset else 0)
+    assert launch.fields.get("lora_targets") == ("all" if preset else None)
+
+
+def test_a_packing_switch_of_a_command_has_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "sft.sh"
+    path.write_text(
+        "accelerate launch --num_processes 8 sft.py --model_name_or_path m --bf16 --packing "
+        "--per_device_train_batch_size 1 --max_length 2048\n"
+    )
+    launch = read_launch(path, load_config("llama3-8b"))
+    assert (launch.software, launch.arguments.not_priced) == ("trl", ())
+
+
 def test_a_trainer_is_judged(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(TRAINER)
@@ -188,4 +223,5 @@ def test_a_trainer_is_judged(tmp_path: Path) -> None:
     checked = atoll.check(path, device="h100", devices=8, model="llama3-8b")
     assert checked.question.batch == 4 * 8 * 8
     assert not checked.estimate.fits, "16 bytes a parameter of 8 billion on every device"
-    assert checked.better is not None and "'stage'" in checked.better.launch_file
+    assert checked.launch.software == "transformers"
+    assert checked.better is not None and "zero 0 -> 2" in checked.better.changes

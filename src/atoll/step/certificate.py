@@ -56,9 +56,13 @@ class Certificate:
         return self.subject or counted(self.items, self.kind)
 
     def sentence(self) -> str:
-        sentence = proof_sentence(self.gap, self.tolerance, self.over)
         if self.doubt:
-            return f"not proven, because {self.doubt} (apart from these, {sentence})"
+            share = percent_at_most(most_better(self.gap))
+            return (
+                f"not proven, because {self.doubt}; apart from these, none of {self.over} is more "
+                f"than {share} better"
+            )
+        sentence = proof_sentence(self.gap, self.tolerance, self.over)
         if not (self.proven and math.isfinite(self.peak_bound)):
             return sentence
         more = most_better(relative_gap(self.score, self.peak_bound))

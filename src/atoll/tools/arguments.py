@@ -316,7 +316,7 @@ class LaunchArguments:
         patterns = [*more]
         for part in names:
             for name in [name for name in part.usual if name in self.values]:
-                if self._written(name).lower() in part.usual[name]:
+                if _as_number(self._written(name)) in map(_as_number, part.usual[name]):
                     self._use(name)
             patterns += [*part.without_effect, *part.as_priced, *part.tuning, *part.sections]
         self.ignore(patterns)
@@ -329,6 +329,13 @@ class LaunchArguments:
                 for account in (self.used, self.ignored, self.not_modelled, unknown)
             )
         )
+
+
+def _as_number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text.lower()
 
 
 def stated(

@@ -112,7 +112,8 @@ def _read_content(path: Path, content: Mapping[str, Any], user: UserValues) -> L
     raise AtollError(
         f"{path}: not a launch file that is known: a Megatron-LM script, a torchtitan job (TOML), "
         "a DeepSpeed configuration (JSON), a YAML file of NeMo, Hugging Face's Trainer, "
-        "accelerate, axolotl, nanotron or GPT-NeoX, or a script that Atoll wrote (Python)"
+        "accelerate, axolotl, nanotron or GPT-NeoX, or a script that Atoll wrote (Python); say the "
+        "layout of another tool to atoll estimate"
     )
 
 

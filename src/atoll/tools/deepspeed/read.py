@@ -9,12 +9,6 @@ from atoll.base.errors import AtollError
 from atoll.tools.arguments import Launch, LaunchArguments, UserValues, load_names, stated
 
 NAMES = load_names("deepspeed")
-DEFAULT_SIZES = {
-    "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "stage3_max_live_parameters": 1e9,
-    "stage3_max_reuse_distance": 1e9, "stage3_prefetch_bucket_size": 5e7,
-    "stage3_param_persistence_threshold": 1e5,
-}  # fmt: skip
-"""DeepSpeed's default sizes, which the model assumes."""
 
 
 def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
@@ -38,7 +32,6 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
             f"{file}: train_batch_size {batch} is not a multiple of {microbatch} sequences in "
             f"{accumulated} microbatches"
         )
-    usual = [n for n, v in chosen.items() if DEFAULT_SIZES.get(n.rpartition(".")[2]) == _number(v)]
     overlap = args.has("zero_optimization.overlap_comm") or zero == 3
     loops = args.has("optimizer.params.torch_adam") and not args.has("optimizer.params.fused")
     fields |= {
@@ -50,7 +43,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
         "flags": "host_optimizer" if hosted else "foreach" if loops else None,
     }
     args.has("expert_parallel.enabled")
-    account = args.account(NAMES, more=(*usual, *(f"{section}*" for section in sections)))
+    account = args.account(NAMES, more=[f"{section}*" for section in sections])
     return Launch(file, "deepspeed", user.model, fields, None, account)
 
 
@@ -75,13 +68,6 @@ def _overlap(zero: int, pp: int, overlapping: bool) -> str:
     if zero == 0 or pp > 1:
         return "zero_grad_reduce"
     return "grad_reduce param_gather" if overlapping else "no_grad_reduce"
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _precision(args: LaunchArguments, content: Mapping[str, Any]) -> str:

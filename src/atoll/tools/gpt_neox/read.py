@@ -25,9 +25,11 @@ def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> La
     plain = {str(n).replace("-", "_"): n for n in content if n not in sections}
     file_names = {NAMES.renamed.get(name, name): written for name, written in plain.items()}
     values = {name: content[written] for name, written in file_names.items()}
-    off = {name: str(value) for name, value in values.items() if value in (False, None)}
+    off = {name: str(v) for name, v in values.items() if v is False or v is None}
     chosen = {n: None if v is True else v for n, v in values.items() if n not in off}
     chosen["pipeline_model_parallel_size"] = max(1, values["pipeline_model_parallel_size"] or 0)
+    if values.get("num_experts"):
+        chosen.setdefault("moe_layer_freq", 2)  # expert_interval
     args = LaunchArguments(file, chosen, UNKNOWN, user.vocab, file_names=file_names, ignored=off)
     args.refuse_programs(NAMES)
     attention = args.text("attention_config") or "global"
@@ -40,8 +42,10 @@ def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> La
     deepspeed = read_deepspeed(file, sections, replace(user, model=described))
     fields = layout_fields(args, described.layers)
     accumulated = args.count("gradient_accumulation_steps") or 1
-    fields |= {name: deepspeed.fields[name] for name in ("zero", "precision")}
+    narrow = sections.get("fp16", {}).get("type") == "bfloat16"  # DeeperSpeed's own
     fields |= {
+        "zero": deepspeed.fields["zero"],
+        "precision": "bf16" if narrow else deepspeed.fields["precision"],
         "sequence": args.size("seq_length"),
         "attention": "flash" if "flash" in attention else "unfused",
         "local_batch": fields["microbatch"] * accumulated,
@@ -50,7 +54,8 @@ def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> La
         "devices": args.count("global_num_gpus"),
     }
     steps = args.count("train_iters")
-    account = args.account(NAMES, MEGATRON).joined(deepspeed.arguments, "")
+    about_experts = () if described.experts else ("moe_layer_freq",)
+    account = args.account(NAMES, MEGATRON, more=about_experts).joined(deepspeed.arguments, "")
     return Launch(file, "gpt-neox", described, fields, steps, account)
 
 

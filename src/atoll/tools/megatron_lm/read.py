@@ -199,6 +199,8 @@ def _recompute(args: LaunchArguments) -> str:
         granularity = "full"
     method, layers = args.text("recompute_method"), args.count("recompute_num_layers")
     modules = (args.text("recompute_modules") or "core_attn").replace(",", " ").split()
+    if args.has("moe_layer_recompute") and "moe" not in modules:  # its older name
+        granularity, modules = granularity or "selective", [*modules, "moe"]
     if granularity is None:
         offloaded_layers = args.count("cpu_offloading_num_layers")
         return f"{HOST}@{offloaded_layers}" if offloaded_layers else "none"
@@ -209,7 +211,7 @@ def _recompute(args: LaunchArguments) -> str:
 
 def _precision(args: LaunchArguments) -> dict[str, Any]:
     fp8 = args.text("fp8_format", "fp8")
-    recipe = args.text("fp8_recipe")
+    recipe = args.values.get("fp8_recipe")
     fp4 = args.text("fp4_format", "fp4")
     args.text("fp4_recipe")
     fp16, bf16 = args.has("fp16"), args.has("bf16")

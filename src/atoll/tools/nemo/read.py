@@ -126,7 +126,7 @@ def _precision(args: LaunchArguments) -> dict[str, Any]:
 
 def _optimizer(args: LaunchArguments) -> dict[str, Any]:
     """Return optimizer fields; NeMo 1 has a named optimizer that shards its states."""
-    name = args.text("optimizer") or ""
+    name = str(args.values.get("optimizer", ""))
     narrow = (args.text("grad_sync_dtype") or "") in ("bf16", "16") or args.has(
         "grad_reduce_in_fp16", "grad_reduce_in_bf16"
     )

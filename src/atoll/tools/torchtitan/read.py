@@ -26,6 +26,8 @@ OPTIMIZERS = {"fused": "", "foreach": "foreach", "for-loop": "forloop"}
 """Flags of the optimizer's implementations."""
 BACKENDS = {"sdpa": "flash", "flex_flash": "flash", "flex": "flex", "varlen": "flash2"}
 """Attention kernels by torchtitan's names; SDPA was the only one of releases before 0.3."""
+DISPATCHERS = {"standard": "", "deepep": "deepep", "hybridep": "hybridep"}
+"""Dispatchers of experts' tokens that send a token once per node."""
 LONGEST_SEQUENCE = 131072
 """Tokens: Llama 3.1's limit, above what job files use."""
 
@@ -60,8 +62,15 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     args.text("training.mixed_precision_reduce", "parallelism.context_parallel_rotate_method")
     if args.text("training.mixed_precision_param") == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
-    if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
-        fields["overlap"] = "grad_reduce param_gather tp_comm"
+    overlaps = ["grad_reduce param_gather tp_comm"] * args.has(
+        "parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"
+    )
+    if backend := _word(args, "parallelism.expert_parallel_comm_backend", DISPATCHERS, "standard"):
+        overlaps.append(f"dispatcher={backend}")
+    if overlaps:
+        fields["overlap"] = " ".join(overlaps)
+    if args.text("training.dtype") == "bfloat16":
+        fields["optimizer"] = "bf16"
     steps = args.count("training.steps")
     empty = [name for name, value in args.values.items() if value == []]
     account = args.account(NAMES, more=empty)

@@ -36,7 +36,8 @@ def read_program(path: Path, user: UserValues) -> Launch:
     if config is None:
         raise AtollError(
             f"{path}: no function returns a configuration of torchtitan's trainer; a program is "
-            "not run to see what it does: give the file that starts it"
+            "not run to see what it does: give the file that starts it, or say its tool and layout "
+            "to atoll estimate (--tool nemo --tp 2)"
         )
     family = FAMILY.search(text)
     return read_torchtitan(str(path), _job(config, family[1] if family else path.parent.name), user)

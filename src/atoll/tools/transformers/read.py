@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
+from atoll.files.yamlfile import shipped_table
 from atoll.tools.arguments import (
+    OFF,
     ArgumentNames,
     Launch,
     LaunchArguments,
@@ -29,13 +31,15 @@ from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
 
 BATCH = "per_device_train_batch_size"
-MODEL_NAMES = ("model_name_or_path", "model_name", "base_model")
+MODEL_NAMES = ("model_name_or_path", "model_name", "base_model", "model")
 NAMES, AXOLOTL = load_names("transformers"), load_names("transformers", "axolotl.yaml")
+ATTENTION = shipped_table("atoll.tools.transformers", "kernels.yaml")
 ZERO_STAGES = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
     "hybrid_shard": 3, "4": 3, "hybrid_shard_zero2": 2, "5": 2,
 }  # fmt: skip
 """FSDP's strategies, by name and by number, as stages of ZeRO."""
+PRESETS = {f"zero{stage}": stage for stage in range(4)}  # of ms-swift
 HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
 SEQUENCE_WIDTHS = ("parallelism_config.parallelism_config_cp_size",
                    "parallelism_config.parallelism_config_sp_size")  # fmt: skip
@@ -44,9 +48,6 @@ LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "b
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing",
                  "fsdp_config.fsdp_activation_checkpointing",
                  "fsdp_config.activation_checkpointing")  # fmt: skip
-ATTENTION = {"flash_attention_2": "flash2", "fa2": "flash2", "disabled": "unfused",
-             "flash_attention_3": "flash", "sdpa": "flash",
-             "eager": "unfused"}  # fmt: skip
 ADAM = {"adamw_torch_fused": "", "adamw_apex_fused": "", "adamw": "", "adamw_torch": "foreach",
         "adamw_hf": "forloop"}  # fmt: skip
 """Flags of optimizers with Adam's states."""
@@ -143,9 +144,8 @@ def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAME
     account = args.account(names, NAMES)
     if deepspeed:
         account = account.joined(deepspeed.arguments, "deepspeed:")
-    # The Trainer accepts DeepSpeed's JSON: better layouts are exported as such a file.
     software = "deepspeed" if deepspeed else _software_name(args)
-    if software != "deepspeed":
+    if software in ("llama-factory", "trl"):
         fields.setdefault("method", "sft")
         if fields["stack"] == "eager":
             del fields["stack"]  # replicas are priced with the tool's stack
@@ -155,10 +155,14 @@ def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAME
 
 
 def _software_name(args: LaunchArguments) -> str:
-    """Return the tool whose argument names the file has; the Trainer takes DeepSpeed's files."""
-    if "finetuning_type" in args.values and "tensor_model_parallel_size" not in args.values:
+    """Return the tool whose argument names the file has."""
+    if "tensor_model_parallel_size" in args.values:
+        return "megatron-lm"
+    if "finetuning_type" in args.values:
         return "llama-factory"
-    return "trl" if "max_length" in args.values else "deepspeed"
+    if "deepspeed_config.zero_stage" in args.values or "zero_stage" in args.values:
+        return "deepspeed"
+    return "trl" if "max_length" in args.values else "transformers"
 
 
 def _check_method(args: LaunchArguments) -> None:
@@ -177,7 +181,12 @@ def _deepspeed(file: str, args: LaunchArguments, user: UserValues) -> Launch | N
     names = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
     config_name = next((str(args.values[n]) for n in names if args.values.get(n)), "")
     config_name = config_name.replace(UNKNOWN, "?")
+    if any(name.startswith("deepspeed.") for name in args.values):
+        raise AtollError(f"{file}: has DeepSpeed's configuration inside; name a JSON file of it")
     if not config_name.endswith(".json"):
+        preset = PRESETS.get(config_name)
+        if preset is None and config_name.lower() not in (*OFF, "true", "1"):
+            raise AtollError(f"{file}: leaves ZeRO to {config_name}, not to a JSON file")
         return None
     for name in names:
         if name in args.values:
@@ -195,11 +204,14 @@ def _sharding(args: LaunchArguments) -> dict[str, Any]:
     """Return the layout's fields: FSDP (the Trainer's or accelerate's), ZeRO or replicas."""
     kind = (args.text("distributed_type") or "").upper()
     words = (args.text("fsdp") or "").lower().replace(",", " ").split()
+    if "offload" in words:
+        args.refuse_offload("fsdp")
     strategy = (args.text("fsdp_config.fsdp_sharding_strategy") or "").lower()
     reshard = args.text("fsdp_config.fsdp_reshard_after_forward")
     if reshard and reshard.lower() not in ("true", "false"):  # FSDP 1's strategies under this name
         strategy, reshard = reshard.lower(), None
     stage = args.count("zero_stage", "deepspeed_config.zero_stage")
+    stage = PRESETS.get(str(args.values.get("deepspeed")), stage)
     args.has("deepspeed", "use_deepspeed", "use_fsdp")
     named = strategy or next((word for word in words if word in ZERO_STAGES), "")
     zero = 0
@@ -238,6 +250,9 @@ def _devices(args: LaunchArguments) -> int | None:
 
 def _recompute(args: LaunchArguments, fields: Mapping[str, Any]) -> str:
     recomputes = args.has(*CHECKPOINTING)
+    for name in [n for n in CHECKPOINTING if "offload" in str(args.values.get(n)).lower()]:
+        args.used.pop(name)
+        args.not_modelled[name] = "recomputation's inputs go to the host"
     for name in [n for n in args.values if n.startswith("gradient_checkpointing_kwargs")]:
         args.text(name)  # implementation only
     if args.has("disable_gradient_checkpointing"):
@@ -275,9 +290,12 @@ def _software(args: LaunchArguments, modules: str) -> dict[str, Any]:
     compiled = args.has("torch_compile") or (
         (args.text("dynamo_config.dynamo_backend", "dynamo_backend") or "NO").upper() != "NO"
     )
-    kernel = args.text("attn_implementation", "flash_attn") or "sdpa"
-    if str(args.values.get("packing")).lower() == "true":  # all sequences are full, as assumed
-        args.text("packing", "packing_strategy")
+    stated_kernel = next((n for n in ("attn_implementation", "flash_attn") if n in args.values), "")
+    kernel = str(args.values.get(stated_kernel) or "sdpa").lower()
+    if kernel in ATTENTION:
+        args.text(stated_kernel)
+    if args.has("packing"):  # all sequences are full, as assumed
+        args.text("packing_strategy")
     optimizer = str(args.values.get("optim", "adamw_torch_fused"))
     flags = {
         ADAM.get(optimizer, ""): True,
@@ -302,7 +320,8 @@ def _adapters(args: LaunchArguments) -> dict[str, Any]:
     if not (args.has("use_peft", "only_optimize_lora") or rank or adapted):
         return {}
     everywhere = "lora_dim" in args.values  # DeepSpeed-Chat's
-    target_text = args.text("lora_target_modules", "lora_target", "lora_module_name")
+    target_text = args.text("lora_target_modules", "lora_target", "target_modules",
+                             "lora_module_name")  # fmt: skip
     words = (target_text or "").strip("[]").replace("'", " ").replace(",", " ").split()
     targets = "all" if everywhere or {"all", "all-linear"} & set(words) else "+".join(words)
     return {
