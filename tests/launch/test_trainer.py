@@ -215,6 +215,23 @@ def test_a_packing_switch_of_a_command_has_no_value(tmp_path: Path) -> None:
     assert (launch.software, launch.arguments.not_priced) == ("trl", ())
 
 
+def test_adapters_and_names_of_trl_belong_to_trl(tmp_path: Path) -> None:
+    adapters = TRAINER + "use_peft: true\nlora_r: 16\n"
+    for text in (adapters, TRAINER + "packing: true\n", TRAINER.replace("max_seq_", "max_")):
+        assert read(tmp_path, text).software == "trl"
+    path = tmp_path / "train.yaml"
+    path.write_text(adapters.replace("size: 4", "size: 32").replace("ing: true", "ing: false"))
+    checked = atoll.check(path, device="h100", devices=8, model="llama3-8b")
+    assert not checked.estimate.fits and checked.better is not None
+    assert "'lora_r': 16" in checked.plan.export("trl").text  # type: ignore[union-attr]
+
+
+def test_a_name_of_the_hub_is_that_model_of_the_zoo(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(TRAINER.replace("some/model", "meta-llama/Llama-3.1-8B-Instruct"))
+    assert read_launch(path).model.name == "llama3.1-8b"
+
+
 def test_a_trainer_is_judged(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text(TRAINER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
 from importlib.resources import files
@@ -19,6 +20,8 @@ from atoll.workload.families.model_config import ModelConfig
 
 OFF = ("0", "false", "no", "off", "none", "null", "")
 """Values of a switch that is off."""
+ALIKE = 0.9
+"""Similarity from which an unknown argument is taken for a misspelled one (difflib's ratio)."""
 LARGEST_NUMBER = 1e18
 """No number of a launch file is larger."""
 
@@ -119,6 +122,8 @@ class ArgumentAccount:
     """Arguments that change time or memory in a way that is not priced, and what they do."""
     not_understood: Mapping[str, str]
     """Unknown arguments."""
+    alike: Mapping[str, str] = field(default_factory=dict)
+    """Known arguments that unknown ones are spelled like."""
 
     @property
     def parts(self) -> tuple[Mapping[str, str], ...]:
@@ -130,18 +135,22 @@ class ArgumentAccount:
         effects: dict[str, list[str]] = {}
         for name, effect in self.not_modelled.items():
             effects.setdefault(effect, []).append(name)
-        unknown = (f"{name} {value}".strip() for name, value in self.not_understood.items())
+        near = {name: f", did you mean {known}?" for name, known in self.alike.items()}
         return (
             *(f"{', '.join(names)}: {effect}" for effect, names in effects.items()),
-            *(f"{text}: unknown" for text in unknown),
+            *(
+                f"{f'{name} {value}'.strip()}: unknown{near.get(name, '')}"
+                for name, value in self.not_understood.items()
+            ),
         )
 
     def joined(self, other: ArgumentAccount, prefix: str) -> ArgumentAccount:
         """Return the account with the arguments of another file, under prefixed names."""
         pairs = zip(self.parts, other.parts, strict=True)
-        return ArgumentAccount(
-            *({**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}} for mine, theirs in pairs)
+        prefixed = (
+            {**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}} for mine, theirs in pairs
         )
+        return ArgumentAccount(*prefixed, self.alike)
 
 
 @dataclass(frozen=True)
@@ -192,6 +201,8 @@ class LaunchArguments:
     used: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
     not_modelled: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+    """Names that were looked for, stated or not."""
 
     def has(self, *names: str) -> bool:
         """Return whether at least one of these switches is on."""
@@ -211,6 +222,7 @@ class LaunchArguments:
                 )
 
     def _switch(self, name: str) -> bool:
+        self.asked.add(name)
         if name not in self.values:
             return False
         self._use(name)
@@ -225,6 +237,7 @@ class LaunchArguments:
     def text(self, *names: str) -> str | None:
         """Return the value of the first of these names that is set."""
         first_text = None
+        self.asked.update(names)
         for name in names:
             if self.values.get(name) is not None:
                 self._use(name)
@@ -323,10 +336,14 @@ class LaunchArguments:
         for part in names:
             self.doubt(part.not_modelled)
         unknown = {name: self._written(name) for name in self._unused()}
+        known = {name for part in names for group in part.fields.values() for name in group}
+        absent = (self.asked | known) - self.values.keys()
+        near = {name: get_close_matches(name, sorted(absent), 1, ALIKE) for name in unknown}
+        alike = {name: close[0] for name, close in near.items() if close}
         return ArgumentAccount(
             *(
                 {self.file_names.get(name, name): value for name, value in account.items()}
-                for account in (self.used, self.ignored, self.not_modelled, unknown)
+                for account in (self.used, self.ignored, self.not_modelled, unknown, alike)
             )
         )
 

@@ -40,6 +40,8 @@ VARIABLES: dict[str, dict[str, str]] = shipped_table("atoll.tools.megatron_lm", 
 
 def megatron(plan: LaunchPlan) -> LaunchFile:
     model, notes = model_values(plan)
+    if plan.carried:  # what these notes ask for is in the user's file, or as it was
+        notes = [note for note in notes if "add " not in note]
     batch: Settings = {
         "micro_batch_size": plan.layout.microbatch,
         "global_batch_size": plan.global_batch,

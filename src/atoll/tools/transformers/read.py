@@ -29,6 +29,8 @@ from atoll.tools.files.shell import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
+from atoll.workload import load_config
+from atoll.workload.families.model_config import ModelConfig
 
 BATCH = "per_device_train_batch_size"
 MODEL_NAMES = ("model_name_or_path", "model_name", "base_model", "model")
@@ -45,6 +47,8 @@ SEQUENCE_WIDTHS = ("parallelism_config.parallelism_config_cp_size",
                    "parallelism_config.parallelism_config_sp_size")  # fmt: skip
 LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size",
            "cutoff_len", "sequence_len")  # fmt: skip
+TRL_NAMES = ("max_length", "packing", "dataset_text_field", "assistant_only_loss")
+"""Arguments of TRL's SFTConfig that the Trainer does not have."""
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing",
                  "fsdp_config.fsdp_activation_checkpointing",
                  "fsdp_config.activation_checkpointing")  # fmt: skip
@@ -105,13 +109,8 @@ def read_trainer_script(file: str, script: Script, user: UserValues) -> Launch:
 
 
 def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAMES) -> Launch:
-    file, values, model = args.file, args.values, user.model
-    if model is None:
-        name = next((values[key] for key in MODEL_NAMES if values.get(key)), "a model")
-        raise AtollError(
-            f"{file}: names {name}, not its shape; add --model with a name of the zoo "
-            "(atoll models) or a config.json"
-        )
+    file, values = args.file, args.values
+    model = user.model or _named_model(args)
     args.refuse_offload(*OFFLOADS)
     args.refuse_programs(NAMES)
     _check_method(args)
@@ -144,7 +143,7 @@ def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAME
     account = args.account(names, NAMES)
     if deepspeed:
         account = account.joined(deepspeed.arguments, "deepspeed:")
-    software = "deepspeed" if deepspeed else _software_name(args)
+    software = "deepspeed" if deepspeed else _software_name(args, "method" in adapters)
     if software in ("llama-factory", "trl"):
         fields.setdefault("method", "sft")
         if fields["stack"] == "eager":
@@ -154,15 +153,28 @@ def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAME
     return Launch(file, software, model, fields, step_count, account, carried=carried)
 
 
-def _software_name(args: LaunchArguments) -> str:
-    """Return the tool whose argument names the file has."""
+def _named_model(args: LaunchArguments) -> ModelConfig:
+    """Return the model that the arguments name: of the zoo, or in the local Hugging Face cache."""
+    name = next((str(args.values[key]) for key in MODEL_NAMES if args.values.get(key)), "a model")
+    try:
+        return load_config(name)
+    except AtollError:
+        raise AtollError(
+            f"{args.file}: names {name}, not its shape; add --model with a name of the zoo "
+            "(atoll models) or a config.json"
+        ) from None
+
+
+def _software_name(args: LaunchArguments, lora: bool) -> str:
+    """Return the tool whose argument names the file has; TRL for adapters, as it writes files."""
     if "tensor_model_parallel_size" in args.values:
         return "megatron-lm"
     if "finetuning_type" in args.values:
         return "llama-factory"
     if "deepspeed_config.zero_stage" in args.values or "zero_stage" in args.values:
         return "deepspeed"
-    return "trl" if "max_length" in args.values else "transformers"
+    trl = lora or any(name in args.values for name in TRL_NAMES)
+    return "trl" if trl else "transformers"
 
 
 def _check_method(args: LaunchArguments) -> None:
