@@ -12,7 +12,7 @@ from export_cases import DENSE, SHARDED
 from atoll.base.errors import AtollError
 from atoll.export import export
 from atoll.step.layout import Layout
-from atoll.tools.registry import TOOLS
+from atoll.tools.registry import TOOLS, find_tool
 from atoll.workload.load import load_config
 
 TARGETS = [tool.name for tool in TOOLS.values() if tool.write]
@@ -36,6 +36,19 @@ def test_a_file_may_have_another_name(tmp_path: Path) -> None:
     assert DENSE.export("nemo").save(tmp_path / "mine.py").name == "mine.py"
 
 
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [("torchtitan", "a.toml"), ("trl", "a"), ("nemo", "a.sh"), ("megatron", "a.py")],
+)
+def test_a_name_with_the_ending_of_another_tools_files_is_refused(
+    target: str, file: str, tmp_path: Path
+) -> None:
+    case = replace(SHARDED, more={"method": TOOLS[find_tool(target).name].methods[0]})
+    with pytest.raises(AtollError, match=r"launch file ends in \.(py|sh); name it .*a\.(py|sh)"):
+        case.export(target).save(tmp_path / file)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(AtollError, match=r"cannot write .*no/mine.py: No such file"):
         DENSE.export("nemo").save(tmp_path / "no" / "mine.py")
@@ -45,7 +58,10 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"precision": "fp64"}, "precision bf16 or fp16 or fp8 or mxfp8 or nvfp4, not fp64"),
-        ({"method": "lora"}, "runs pretrain or sft, not lora; change the method, or choose nemo"),
+        (
+            {"method": "lora"},
+            "runs pretrain or sft, not lora; change --method, or choose --tool nemo",
+        ),
         ({"stages": (10, 10)}, "must be 4 positive numbers"),
         ({"stages": (32, 0, 0, 0)}, "must be 4 positive numbers"),
         ({"devices_per_node": 0}, "devices per node is 0"),

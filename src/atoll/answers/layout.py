@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from atoll.answers.answer import Amount, Count, Number, Positive
+from atoll.base.errors import AtollError
 from atoll.base.units import format_seconds, format_slower
 from atoll.files.atomic_file import atomic_files
 from atoll.step.layout import Layout
@@ -25,6 +26,8 @@ def _possible(layout: Layout) -> Layout:
 
 
 PlannedLayout = Annotated[Layout, AfterValidator(_possible)]
+CONFIGURATIONS = (".json", ".py", ".toml", ".yaml")
+"""Endings of launch files other than shell scripts, which may have any other one."""
 MOST_DEGREE = 10**9
 MOST_PASSES = 500_000
 """Passes of all stages that are replayed and drawn at most."""
@@ -191,6 +194,12 @@ class LaunchFile:
         """
         target = Path(path)
         file_path = target / self.file if target.is_dir() else target
+        usual, suffix = Path(self.file).suffix, target.suffix.replace(".yml", ".yaml")
+        if file_path == target and suffix != usual and (usual != ".sh" or suffix in CONFIGURATIONS):
+            raise AtollError(
+                f"launch_file: {target}: {self.target}'s launch file ends in {usual}; name it "
+                f"{target.with_suffix(usual)}, or name a folder that exists"
+            )
         with atomic_files(lambda why: f"cannot write {file_path}: {why}", file_path) as (part,):
             text = self.text
             if file_path.name.isprintable():  # comments are one line

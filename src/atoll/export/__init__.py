@@ -51,8 +51,8 @@ def export(
         able = [t.name for t in TOOLS.values() if t.write and plan.method in t.methods]
         raise refuse(
             tool.name,
-            f"it runs {' or '.join(tool.methods)}, not {plan.method}; change the method, or choose "
-            f"{' or '.join(able)}",
+            f"it runs {' or '.join(tool.methods)}, not {plan.method}; change --method, or choose "
+            f"--tool {' or '.join(able)}",
         )
     check(tool.name, tool.inabilities(plan))
     return tool.write(replace(plan, versions=tool.versions))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from atoll import api
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop
+from atoll.base.streams import say
 from atoll.hardware.device import load_device
 from atoll.questions import PlanQuestion
-from atoll.step.length import DAY_S, WholeRun
+from atoll.step.length import DAY_S, WholeRun, format_time
 from atoll.training.planner.plan import Plan
 from atoll.workload import load_model
 from atoll.workload.flops import model_flops
@@ -21,7 +22,7 @@ def with_devices(question: PlanQuestion, stop: Stop | None = None) -> PlanQuesti
     """
     deadline_s, budget = question.deadline or float("inf"), question.budget or float("inf")
     unsized = question.changed(deadline=None, budget=None, devices=1)
-    chosen, best_words, problem = 0, "", ""
+    chosen, best_words, problem, other = 0, "", "", ""
     for doubling in range(MOST_DOUBLINGS):
         devices = 1 << doubling
         if _least_days(question, devices) * DAY_S > deadline_s:
@@ -30,7 +31,7 @@ def with_devices(question: PlanQuestion, stop: Stop | None = None) -> PlanQuesti
         try:
             plan = api.plan(job=sized, stop=stop)
         except AtollError as error:  # does not fit, or the batch does not divide
-            problem = str(error)
+            problem = other = str(error)
             if best_words:
                 break
             continue
@@ -41,23 +42,28 @@ def with_devices(question: PlanQuestion, stop: Stop | None = None) -> PlanQuesti
             chosen = devices
             if question.deadline is not None:
                 break
-        elif question.deadline is None and best_words:
-            break
+        else:
+            other = _words(devices, run)
+            if question.deadline is None and best_words:
+                break
         best_words = _words(devices, run)
     if not chosen:
         tried = f"{best_words} is the nearest" if best_words else problem
-        limits = [f"{deadline_s / DAY_S:,.4g} days"] if question.deadline else []
+        limits = [format_time(deadline_s)] if question.deadline else []
         limits += [f"{budget:,.0f} dollars"] if question.budget else []
         raise AtollError(
-            f"no number of {question.device} finishes in {' and '.join(limits)}: {tried}; give "
-            "more, or another device"
+            f"no number of {question.device} finishes in {' and '.join(limits)}: {tried}; raise "
+            "the limit, or choose another --device"
         )
+    if other:
+        most = "most" if question.deadline is None else "fewest"
+        say(f"devices: {chosen:,} {question.device} are the {most} in powers of 2; tried: {other}")
     return unsized.changed(devices=chosen)
 
 
 def _words(devices: int, run: WholeRun) -> str:
     cost = "" if run.dollars is None else f" and {run.dollars:,.0f} dollars"
-    return f"{devices:,} devices ({run.days:,.3g} days{cost})"
+    return f"{devices:,} devices ({run.time_words()}{cost})"
 
 
 def _least_days(question: PlanQuestion, devices: int) -> float:

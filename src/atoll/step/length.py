@@ -78,23 +78,30 @@ class WholeRun:
 
     def cost_sentence(self) -> str:
         """Describe days, device-hours, dollars and energy."""
-        units = (("days", 1), ("hours", 24), ("minutes", 1440))
-        unit, n = next((u for u in units if self.days * u[1] >= 1), units[-1])
-        time, low, high = (_few(n * x) for x in (self.days, self.days_low, self.days_high))
+        time = self.time_words(self.days_low, self.days_high)
         cost = "" if self.dollars is None else f", {self.dollars:,.0f} dollars"
         energy = "" if self.energy_J is None else f", {_few(self.energy_J / 3.6e9)} MWh"
         return (
-            f"{time} {unit} ({low} to {high}) for {format_count(self.tokens)} tokens, "
+            f"{time} for {format_count(self.tokens)} tokens, "
             f"{self.device_hours:,.0f} device-hours{cost}{energy}"
         )
 
+    def time_words(self, *interval: float) -> str:
+        """Describe the days, and their interval, in days, hours or minutes."""
+        units = (("days", 1), ("hours", 24), ("minutes", 1440))
+        unit, n = next((u for u in units if self.days * u[1] >= 1), units[-1])
+        between = f" ({' to '.join(_few(n * x) for x in interval)})" if interval else ""
+        return f"{_few(n * self.days)} {unit}{between}"
+
     def failure_sentence(self) -> str:
         """Describe failures, and how often to write a checkpoint."""
+        seconds = (self.mtbf_s, self.restart_s, self.checkpoint_s, self.interval_s)
+        time_between, restart, pause, interval = map(format_time, seconds)
         return (
-            f"{self.goodput:.1%} of the time counts: an interruption every {_time(self.mtbf_s)} "
-            f"({_few(self.interruptions)} in all) with a restart of {_time(self.restart_s)}; write "
-            f"a checkpoint ({_few(self.checkpoint_bytes / 1e9)} GB in {_time(self.checkpoint_s)}) "
-            f"every {self.interval_steps:,} steps ({_time(self.interval_s)})"
+            f"{self.goodput:.1%} of the time counts: an interruption every {time_between} "
+            f"({_few(self.interruptions)} in the whole run) with a restart of "
+            f"{restart}; write a checkpoint ({_few(self.checkpoint_bytes / 1e9)} GB "
+            f"in {pause}) every {self.interval_steps:,} steps ({interval})"
         )
 
 
@@ -103,7 +110,7 @@ def _few(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def _time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     for unit, size in (("days", 2 * DAY_S), ("h", 2 * HOUR_S), ("min", 120.0), ("s", 0.0)):
         if seconds >= size:
             unit_s = {"days": DAY_S, "h": HOUR_S, "min": 60.0, "s": 1.0}[unit]
@@ -160,8 +167,9 @@ def run_totals(
     slowdown, interval_steps = slowdown_at(step_s)
     if slowdown == inf:
         raise AtollError(
-            f"mtbf: {devices:,} devices that fail every {_time(length.mtbf_s)} stop every "
-            f"{_time(mtbf_s)}; with restarts of {_time(length.restart_s)} the run gets nowhere"
+            f"mtbf: {devices:,} devices that fail every {format_time(length.mtbf_s)} stop every "
+            f"{format_time(mtbf_s)}; with restarts of {format_time(length.restart_s)} the run "
+            "gets nowhere"
         )
     low, high = (steps * end_s * slowdown_at(end_s)[0] / DAY_S for end_s in step_s_range)
     seconds = steps * step_s * slowdown
