@@ -8,7 +8,7 @@ export const COLUMNS = {
   samples_per_s: { label: "Throughput", unit: "samples/s", per: 1 },
   area_mm2: { label: "Area", unit: "mm²", per: 1 },
   peak_power_W: { label: "Power at peak", unit: "W", per: 1 },
-  power_W: { label: "Power", unit: "W", per: 1 },
+  power_W: { label: "Power, running", unit: "W", per: 1 },
   energy_per_token_J: { label: "Energy/token", unit: "mJ", per: 1e-3 },
   step_time_s: { label: "Step time", unit: "s", per: 1 },
   microbatch: { label: "Microbatch", unit: "", per: 1 },

@@ -104,10 +104,10 @@ export class Plot {
     const { context: c } = this;
     c.font = `700 ${FONT}`;
     c.fillStyle = colour;
-    c.textAlign = "center";
-    c.textBaseline = "bottom";
-    const above = this.y(y) - 10;
-    c.fillText(text, this.x(x), above > 14 ? above : this.y(y) + 24);
+    const px = this.x(x), py = this.y(y), above = py > 24, left = !above && px > 80;
+    c.textAlign = above ? "center" : left ? "right" : "left";
+    c.textBaseline = above ? "bottom" : "middle";
+    c.fillText(text, above ? px : px + (left ? -14 : 14), above ? py - 10 : py);
     c.font = FONT;
   }
 

@@ -71,7 +71,7 @@ async function showDoor(name) {
 
 /** Another run must not stand in for the one that was asked for. */
 function showMissing(name) {
-  const reason = leftOut.find((other) => other.id === name)?.reason ?? `No run ${name} here; choose one of the list.`;
+  const reason = leftOut.find((other) => other.id === name)?.reason ?? `No run ${name} here; choose one of the list. It has the folders that were there when atoll serve started.`;
   drawList();
   byId("run").value = name; // none of the list, where it has no such name
   byId("badge").textContent = "not here";
@@ -80,7 +80,8 @@ function showMissing(name) {
   byId("tabs").dataset.kind = "";
   present = "";
   view = null;
-  byId("view").replaceChildren(h("p", { class: "card warn", role: "alert", id: "missing" }, reason));
+  byId("view").replaceChildren(h("h1", { class: "unseen" }, "Run not found"),
+    h("p", { class: "card warn", role: "alert", id: "missing" }, reason));
   document.title = "Atoll explorer";
 }
 

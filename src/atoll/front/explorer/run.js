@@ -53,7 +53,7 @@ export class RunView {
         [`Best ${COLUMNS.score.label.toLowerCase()}`, number(details.score || NaN), unit],
         ["Gap to the bound", details.gap === null ? "–" : percent(details.gap, 2)],
         ["Not ruled out yet", number(details.left), `${NOUNS[details.kind]}s`],
-        ...(!chips ? [] : [["Evaluated", number(details.evaluated), "chips"], ["Designs on record", number(details.designs)]]),
+        ...(!chips ? [] : [["Evaluated", number(details.evaluated), "chips with memory"], ["Designs on record", number(details.designs)]]),
         ["Searched for", duration(details.seconds)],
       ]),
       h("div", { class: "row" },

@@ -5,10 +5,13 @@ import { tone } from "../base/colours.js";
 import { h, legend, s, scroller, section, table } from "../base/dom.js";
 import { number, seconds, signed } from "../base/units.js";
 
-const LEFT = 400, WIDE = 420, RIGHT = 150, ROW = 26;
+const NARROW = 600;
 
-/** Every bar starts where the one above ends; the first and the last are whole steps. */
+/** Every bar starts where the one above ends; the first and the last are whole steps. In a narrow
+    window the labels are above the bars. */
 function waterfall(name, { step_time_s: first, answer_step_time_s: last, waterfall: changes }) {
+  const narrow = innerWidth < NARROW, top = narrow ? 18 : 0;
+  const [LEFT, WIDE, RIGHT, ROW] = narrow ? [0, 250, 90, 44] : [400, 420, 150, 26];
   const most = Math.max(first, last, ...changes.map((bar) => bar.step_time_s));
   const x = (value) => LEFT + (WIDE * value) / most;
   const rows = [
@@ -22,14 +25,14 @@ function waterfall(name, { step_time_s: first, answer_step_time_s: last, waterfa
   const drawn = rows.flatMap(({ label, from, to, fill, words, layout }, i) => {
     const y = i * ROW, low = Math.min(from, to), high = Math.max(from, to);
     return [
-      s("text", { x: LEFT - 10, y: y + 17, "text-anchor": "end", class: from ? "" : "strong" }, label),
-      s("rect", { x: x(low), y: y + 4, width: Math.max(1, x(high) - x(low)), height: ROW - 8, fill: tone(fill), class: "waterfall-bar",
+      s("text", { x: Math.max(0, LEFT - 10), y: y + 17, "text-anchor": narrow ? "start" : "end", class: from ? "" : "strong" }, label),
+      s("rect", { x: x(low), y: y + top + 4, width: Math.max(1, x(high) - x(low)), height: 18, fill: tone(fill), class: "waterfall-bar",
         tip: `${label}: ${words}, then ${seconds(to)} per step${layout ? ` (${layout})` : ""}` }),
-      i + 1 < rows.length && s("path", { d: `M${x(to)} ${y + 4}v${ROW}`, stroke: tone("mid"), fill: "none" }),
-      s("text", { x: x(high) + 8, y: y + 17 }, words),
+      !narrow && i + 1 < rows.length && s("path", { d: `M${x(to)} ${y + top + 4}v${ROW}`, stroke: tone("mid"), fill: "none" }),
+      s("text", { x: x(high) + 8, y: y + top + 17 }, words),
     ].filter(Boolean);
   });
-  return s("svg", { class: "large", viewBox: `0 0 ${LEFT + WIDE + RIGHT} ${rows.length * ROW + 4}`, role: "img",
+  return s("svg", { class: narrow ? "whole" : "large", viewBox: `0 0 ${LEFT + WIDE + RIGHT} ${rows.length * ROW + 4}`, role: "img",
     "aria-label": rows.map(({ label, words }) => `${label} ${words}`).join("; ") }, drawn);
 }
 
