@@ -24,6 +24,7 @@ from training_cases import (
 )
 
 from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.units import format_slower
 from atoll.hardware.device import load_device
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
@@ -180,7 +181,7 @@ def test_a_heavy_head_leaves_its_stage_fewer_blocks(name: str) -> None:
         assert f"t*{blocks[-1]}L" in layout
     else:
         assert not blocks and found.best.step.time_s == even_s
-        assert found.excluded[-1] == "stages less even than can be"
+        assert found.excluded[-1] == "pipeline stages uneven in blocks"
 
 
 def test_a_bound_below_the_plan_is_no_proof() -> None:
@@ -203,12 +204,12 @@ def test_all_zero_stages_and_recomputation_by_operator_are_tried_by_default() ->
 def test_what_is_left_out_is_said() -> None:
     run = CASES["experts"]
     assert plan(run).left_out() == (
-        "not searched: tp above 8; cp above 8; etp other than 1 and tp; stages less even than can "
-        "be, in blocks or in work"
+        "not searched: tp above 8; cp above 8; etp other than 1 and tp; pipeline stages equal "
+        "neither in blocks nor in work"
     )
     assert plan(replace(run, stack=STACKS["xla"])).excluded[-2:] == (
         "schedule zb-h1, zb-h2, zb-v, dualpipe",
-        "stages less even than can be",
+        "pipeline stages uneven in blocks",
     )
     narrow = replace(SMALL, tp=(1, 2), zero=(1,))
     assert plan(run, narrow).excluded == (
@@ -221,7 +222,7 @@ def test_what_is_left_out_is_said() -> None:
         "zero 0, 2, 3",
         "recompute alternate, optimal",
         "schedule zb-h2, zb-v, dualpipe",
-        "stages less even than can be, in blocks or in work",
+        "pipeline stages equal neither in blocks nor in work",
     )
 
 
@@ -420,7 +421,7 @@ def test_the_reason_is_the_best_layout_with_another_value(name: str) -> None:
         slower = min(e.step.time_s for e in others) / best_s - 1
         assert sentence.startswith(f"{axis} {chosen}: {axis} ")
         assert not sentence.startswith(f"{axis} {chosen}: {axis} {chosen} ")
-        assert slower == 0 or f" takes {slower:+.1%} as tp" in sentence
+        assert f" is {format_slower(slower, 1)} with tp" in sentence
         for other in found.runners_up:
             if getattr(other.layout, axis) != chosen:
                 assert slower <= other.step.time_s / best_s - 1

@@ -55,7 +55,8 @@ def print_explanation(shown: SearchExplanation) -> None:
         _print_comparison(console, device, comparison)
     for note in shown.notes:
         console.print(f"\n{note}")
-    console.print(f"\nProof: {shown.certificate.sentence}")
+    proof = shown.certificate.sentence
+    console.print(f"\nProof: {proof[0].lower()}{proof[1:]}")
 
 
 def _print_steps(console: Output, steps: Sequence[Sensitivity]) -> None:
@@ -99,6 +100,8 @@ def _print_comparison(console: Output, device: str, comparison: DeviceComparison
         for number, name in enumerate((device, "this chip"))
     ]
     console.table(("step by class", *classes), rows)
+    if comparison.described:
+        console.print(f"in the template, {device} is {comparison.described}")
     rows = [(device, format_seconds(device_s))]
     most_s = max(abs(change.added_s) for change in comparison.waterfall)
     for change in comparison.waterfall:

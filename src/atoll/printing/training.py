@@ -154,7 +154,8 @@ def _print_mixed_details(result: MixedPlan) -> None:
 
 def _print_uncertainty(console: Output, interval: Interval, uncertainty: Uncertainty) -> None:
     """Print the interval, the share of its causes, and what would narrow it."""
-    console.print(f"Uncertainty ({interval.sentence(FEW_DIGITS)}): share of it and half width:")
+    words = "its causes, each with its share and its own half width"
+    console.print(f"Uncertainty ({interval.sentence(FEW_DIGITS)}): {words}:")
     for cause in uncertainty.causes:
         if cause.share >= LEAST_SHARE:
             words = f"  {cause.title:<46}{cause.share:>4.0%}  {cause.half_width:<5.0%}"
@@ -285,7 +286,10 @@ def print_checked(result: Checked, question: CheckQuestion, explain: bool = Fals
     said = [f"{spelled(n)} {quote(str(v))}" for n, v in values.items() if v is not None]
     asked = " ".join([f"--from {quote(result.launch.file)}", *said])
     following = f"atoll plan {asked} --launch-file . writes a better file"
-    if result.better is None and result.measured is None:
+    if result.better is None and not result.estimate.fits:
+        asked = asked.replace(f" --devices {values['devices']}", "")
+        following = f"atoll plan {asked} with more --devices or another --tool finds what fits"
+    elif result.better is None and result.measured is None:
         following = "--log FILE compares the file with its run"
     elif result.better is None:
         following = "atoll calibrate fits estimates to your runs"
@@ -313,4 +317,5 @@ def _print_check_details(result: Checked) -> None:
         words = "" if value_s is None else f"  predicted {format_seconds(value_s):>9}"
         console.print(f"  {part.part:<22} {format_seconds(part.measured_s):>9}{words}")
     if better is not None:
-        console.print(f"\nProof: {better.proof}\n{better.launch_file}")
+        console.print(f"\nProof: {better.proof}")
+        print(better.launch_file)

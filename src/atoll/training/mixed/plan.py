@@ -272,7 +272,7 @@ def _excluded(pods: Pods, axes: Axes, equal: bool) -> tuple[str, ...]:
     return (
         *(words for words in excluded(run, axes) if not words.startswith("stages")),
         "stages, or tensor and context groups, that lie in two pods",
-        "stages of one pod less even than can be",
+        "uneven pipeline stages within one pod",
         "dualpipe across pods",
         f"numbers {'and sizes ' if equal else ''}of microbatches that differ between pods",
     )

@@ -21,7 +21,7 @@ from atoll.base.errors import AtollError, InfeasibleError, UnusableError
 from atoll.base.notebook import answer_html, bar_text, summary_lines
 from atoll.base.registry import import_named
 from atoll.base.stopping import Stop, StoppedError
-from atoll.base.units import counted, format_bytes
+from atoll.base.units import counted, format_bytes, format_slower
 from atoll.driver import Progress
 from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
@@ -296,11 +296,10 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         proof = self.certificate
         words = f"proven fastest of {proof.over}" if proof.proven else proof.sentence()
         if self.best.layout != self.fastest.layout:
-            slower = self.best.step.time_s / self.fastest.step.time_s - 1
-            why = "is simpler" if slower <= self.ties else "leaves more memory free"
-            words = (
-                f"this layout {why}, and is {slower:.1%} slower than the fastest, which is {words}"
-            )
+            ratio = self.fastest.step.time_s / self.best.step.time_s
+            why = "is simpler" if 1 / ratio - 1 <= self.ties else "leaves more memory free"
+            faster = format_slower(ratio - 1, 1)
+            words = f"this layout {why} than the fastest, which is {faster} and {words}"
         lines.append((label, f"{words}; {accuracy}"))
         near = self._nearest(SHOWN_CANDIDATES)
         words = candidates_words(near, error_fits().between_layouts.median)
@@ -358,10 +357,10 @@ def plan(
     fastest_layouts = space.search(runners_up + 1)
     if not fastest_layouts.best:
         if fastest_layouts.refused:
-            refused = f"all {fastest_layouts.refused:,} layouts that fit"
+            refused = f"the {counted(fastest_layouts.refused, 'layout')} that fit"
             raise UnusableError(
-                f"{fastest_layouts.refusal} (so it is with {refused}); another --tool may run "
-                "them, and --tool none plans without a tool"
+                f"{fastest_layouts.refusal}; the tool runs none of {refused}: choose another "
+                "--tool, or --tool none to plan without one"
             )
         raise _nothing_fits(space)
     fastest = fastest_layouts.best[0]

@@ -435,7 +435,7 @@ class LayoutSpace:
                 continue
             refused += 1
             if refused == MOST_REFUSED and left == count:
-                raise UnusableError(f"{refusal} (so it is with all {refused:,} layouts tried)")
+                raise UnusableError(f"{refusal}; the tool runs none of {refused:,} layouts")
         return np.inf, best_s
 
     def _ranked(

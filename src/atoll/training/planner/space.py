@@ -343,8 +343,8 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
         rest = [str(value) for value in values if value not in tried]
         if rest:
             exclusions.append(f"{name} {', '.join(rest)}")
-    even = "stages less even than can be"
-    return (*exclusions, f"{even}, in blocks or in work" if run.stack.balances else even)
+    even = "equal neither in blocks nor in work" if run.stack.balances else "uneven in blocks"
+    return (*exclusions, f"pipeline stages {even}")
 
 
 def _other_than(name: str, values: tuple[int, ...]) -> str:
