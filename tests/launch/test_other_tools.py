@@ -8,6 +8,8 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError
+from atoll.printing.training import print_checked
+from atoll.questions.verbs import CheckQuestion
 from atoll.tools.arguments import Launch
 from atoll.tools.read import read_launch
 from atoll.workload import load_config
@@ -115,11 +117,15 @@ def test_gpt_neox_has_words_of_its_own(
     assert dense == (22 if field == "experts" else 0), "every second block by default"
 
 
-def test_adapters_of_axolotl_are_not_judged_by_what_deepspeed_can_do(tmp_path: Path) -> None:
+def test_adapters_of_axolotl_are_not_judged_by_what_deepspeed_can_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "axolotl.yml"
     path.write_text(AXOLOTL.replace("{optimizer}", "adamw_torch_fused"))
     checked = atoll.check(path, model="llama3-8b", device="h100", devices=8)
     assert checked.launch.software == "transformers" and checked.plan is not None
+    print_checked(checked, CheckQuestion.of(file=path, device="h100"))
+    assert "--launch-file" not in capsys.readouterr().out, "axolotl's files are not written"
 
 
 def test_values_that_are_no_number_are_not_defaults_of_deepspeed(tmp_path: Path) -> None:

@@ -286,6 +286,8 @@ def print_checked(result: Checked, question: CheckQuestion, explain: bool = Fals
     said = [f"{spelled(n)} {quote(str(v))}" for n, v in values.items() if v is not None]
     asked = " ".join([f"--from {quote(result.launch.file)}", *said])
     following = f"atoll plan {asked} --launch-file . writes a better file"
+    if result.estimate.run.tool.write is None:
+        following = f"change the file as said; atoll plan {asked} names other layouts too"
     if result.better is None and not result.estimate.fits:
         asked = asked.replace(f" --devices {values['devices']}", "")
         following = f"atoll plan {asked} with more --devices or another --tool finds what fits"

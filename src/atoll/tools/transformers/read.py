@@ -47,8 +47,8 @@ SEQUENCE_WIDTHS = ("parallelism_config.parallelism_config_cp_size",
                    "parallelism_config.parallelism_config_sp_size")  # fmt: skip
 LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size",
            "cutoff_len", "sequence_len")  # fmt: skip
-TRL_NAMES = ("max_length", "packing", "dataset_text_field", "assistant_only_loss")
-"""Arguments of TRL's SFTConfig that the Trainer does not have."""
+TRL_NAMES = ("max_length", "packing", "dataset_text_field", "assistant_only_loss", "use_peft")
+"""Arguments of TRL's SFTConfig and ModelConfig that the Trainer does not have."""
 CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing",
                  "fsdp_config.fsdp_activation_checkpointing",
                  "fsdp_config.activation_checkpointing")  # fmt: skip
@@ -143,7 +143,7 @@ def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAME
     account = args.account(names, NAMES)
     if deepspeed:
         account = account.joined(deepspeed.arguments, "deepspeed:")
-    software = "deepspeed" if deepspeed else _software_name(args, "method" in adapters)
+    software = "deepspeed" if deepspeed else _software_name(args)
     if software in ("llama-factory", "trl"):
         fields.setdefault("method", "sft")
         if fields["stack"] == "eager":
@@ -165,15 +165,15 @@ def _named_model(args: LaunchArguments) -> ModelConfig:
         ) from None
 
 
-def _software_name(args: LaunchArguments, lora: bool) -> str:
-    """Return the tool whose argument names the file has; TRL for adapters, as it writes files."""
+def _software_name(args: LaunchArguments) -> str:
+    """Return the tool whose argument names the file has; axolotl's files are the Trainer's."""
     if "tensor_model_parallel_size" in args.values:
         return "megatron-lm"
     if "finetuning_type" in args.values:
         return "llama-factory"
     if "deepspeed_config.zero_stage" in args.values or "zero_stage" in args.values:
         return "deepspeed"
-    trl = lora or any(name in args.values for name in TRL_NAMES)
+    trl = "base_model" not in args.values and any(name in args.values for name in TRL_NAMES)
     return "trl" if trl else "transformers"
 
 
