@@ -150,7 +150,7 @@ class ArgumentAccount:
         prefixed = (
             {**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}} for mine, theirs in pairs
         )
-        return ArgumentAccount(*prefixed, self.alike)
+        return ArgumentAccount(*prefixed, alike=self.alike)
 
 
 @dataclass(frozen=True)
