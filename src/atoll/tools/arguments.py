@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
@@ -150,7 +150,7 @@ class ArgumentAccount:
         prefixed = (
             {**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}} for mine, theirs in pairs
         )
-        return ArgumentAccount(*prefixed, alike=self.alike)
+        return replace(ArgumentAccount(*prefixed), alike=self.alike)
 
 
 @dataclass(frozen=True)
