@@ -84,7 +84,7 @@ def step_by_layer(estimator: Estimator, layout: Layout, policies: Sequence[str])
     """Estimate a layout with one recomputation policy per stage."""
     stepper, shares = estimator.shares(layout)
     stages = [
-        stage_seconds(stepper, chunks, policy, estimator.trained(layout, chunks))
+        stage_seconds(stepper, chunks, policy, _trained(estimator, layout, chunks))
         for chunks, policy in zip(shares, policies, strict=True)
     ]
     needed = (
@@ -93,6 +93,13 @@ def step_by_layer(estimator: Estimator, layout: Layout, policies: Sequence[str])
     )
     time_s = _step_s(estimator, stepper, shares, policies, stages)
     return StepByLayer(time_s, tuple(stage.total_s for stage in stages), tuple(needed))
+
+
+def _trained(
+    estimator: Estimator, layout: Layout, chunks: Sequence[Share]
+) -> tuple[float, float] | None:
+    """A pipeline of several chunks per stage is replayed without the host's part of the update."""
+    return estimator.trained(layout, chunks) if len(chunks) == 1 else None
 
 
 def stage_seconds(

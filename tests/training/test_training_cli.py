@@ -168,7 +168,7 @@ def test_a_tool_that_runs_no_layout_says_why_and_what_else_to_try(
 
 
 def test_a_plan_for_a_tool_comes_with_its_launch_file(atoll: Run, tmp_path: Path) -> None:
-    launch = tmp_path / "train.toml"
+    launch = tmp_path / "train.py"
     code, printed, err = atoll(
         *PLAN[:2], "llama3-8b", *PLAN[3:], "--batch", "32", *QUICK, "--stack", "fsdp",
         "--tool", "torchtitan", "--launch-file", str(launch),

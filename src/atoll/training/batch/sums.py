@@ -203,12 +203,14 @@ class Sums:
         layers_s[..., :2] += self.exposed_gathers_s(layer_passes, variants[1] - 1)
         parts = np.einsum("pk,pkcx->xpc", t.counts[pairs[1]], layers_s[pairs[0]])
         forward, backward, host, waiting, launch_f = parts[:, pair] / stage_rows[:, COPIES, None]
+        # A pipeline of several chunks per stage is replayed without the host's part of the update.
+        late_s = np.where(t.chunks[stage_rows[:, PIPE]] > 1, 0.0, states.host_late_s)
         stages = self._paces(
             (forward, backward, host, waiting, launch_f),
             stage_rows[:, SPLIT, None] > 0,
             states.weight_s,
             states.launch_s,
-            states.host_late_s,
+            late_s,
             self.m[self.row],
         )
         row = self.row[self.chunk_stage]
@@ -420,7 +422,10 @@ class Sums:
         number of each row's pipeline.
         """
         rows = self.rows
-        pairs = _distinct(rows[:, SIDE], np.where(rows[:, ZERO] == 3, rows[:, GROUP] + 1, 0))[1]
+        hosts_update = self.tables.kinds[:, KindColumn.HOST_UPDATE_S].any()
+        gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP] + 1, 0)
+        pairs = _distinct(rows[:, SIDE], gathered)[1]
+        pairs = _distinct(pairs, rows[:, DIVISION] * hosts_update)[1]
         _, first, number = np.unique(
             _distinct(pairs, rows[:, PIPE])[1], return_index=True, return_inverse=True
         )

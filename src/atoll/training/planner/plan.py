@@ -354,7 +354,10 @@ def plan(
     """
     axes, stop = axes or Axes(), stop or Stop()
     space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
-    fastest_layouts = space.search(runners_up + 1)
+    try:
+        fastest_layouts = space.search(runners_up + 1)
+    except UnusableError as error:
+        raise UnusableError(f"{error}; --tool none plans without a tool") from None
     if not fastest_layouts.best:
         if fastest_layouts.refused:
             refused = f"the {counted(fastest_layouts.refused, 'layout')} that fit"
