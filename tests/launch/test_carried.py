@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,69 @@ def test_the_same_tool_takes_every_argument_that_no_layout_changes(tmp_path: Pat
     checked = atoll.check(file.save(tmp_path), device="h100", devices=8, time_limit=1e-6)
     assert checked.estimate.step.time_s == pytest.approx(plan.best.step.time_s, rel=1e-9)
     assert checked.launch.steps == 1000
+
+
+def test_variables_of_a_written_file_stay_variables(tmp_path: Path) -> None:
+    first = atoll.plan("llama2-7b", "h100", 8, batch=64, tp=[2], pp=[1]).export("megatron-lm")
+    text = first.text.replace("SAVE_INTERVAL:-500", "SAVE_INTERVAL:-70").replace("-20}", "-900}")
+    mine = tmp_path / "first.sh"
+    mine.write_text(text.replace("MEGATRON:-.", "MEGATRON:-/opt/megatron"))
+    file = planned(mine, tp=[4], pp=[1]).export("megatron-lm")
+    for line in (
+        "DATA=${DATA:---mock-data}", "LR=${LR:-3e-4}", "TRAIN_ITERS=${TRAIN_ITERS:-900}",
+        "TOKENIZER=${TOKENIZER:---tokenizer-type NullTokenizer --vocab-size 31999}",
+        "SAVE=${SAVE:-}", "SAVE_INTERVAL=${SAVE_INTERVAL:-70}",
+        "MEGATRON=${MEGATRON:-/opt/megatron}",
+    ):  # fmt: skip
+        assert f"\n{line}  # " in file.text
+    assert file.notes[0].startswith("As it is, the file trains on random tokens and saves nothing")
+    assert "TRAIN_ITERS" not in file.notes[0], "its number is said"
+    assert not any("does not have" in note for note in file.notes)
+    again = file.save(tmp_path / "again.sh")
+    twice = planned(again, tp=[4], pp=[1]).export("megatron-lm").text
+    assert twice.replace("again", "first") == file.text
+    given = {"DATA": "--data-path /my/data", "LR": "7e-5", "SAVE": "/kept"}
+    words = words_of(again, **given)
+    for part in ("--data-path /my/data", "--lr 7e-5", "--save /kept", "--save-interval 70"):
+        assert part in words
+    assert "--mock-data" not in words
+
+
+def words_of(file: Path, **variables: str) -> str:
+    """The words with which a script of one node starts torchrun."""
+    file.write_text(file.read_text().replace("exec torchrun", "echo torchrun"))
+    environment = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.check_output(["bash", str(file)], env=environment, text=True)
+
+
+def test_variables_of_a_users_file_stay_variables_or_are_named(tmp_path: Path) -> None:
+    """Wherever a whole argument that no layout changes has them; a size does not."""
+    path = script(
+        tmp_path,
+        '--data-path $BLEND --save "$RUNS"/one --lr ${RATE} --seed $SEED ${LOGS} --split 9,1',
+    )
+    head = """BLEND=${BLEND:-0.3 /a 0.7 /b}; export RUNS="${RUNS:-/my runs}"
+        RATE=${RATE:-2e-4}
+        : ${SEED:=17}
+        LOGS=${LOGS:---log-interval 5 --wandb-project p}
+        if [ "${DEBUG:=0}" = 1 ]; then MORE=--profile; fi
+        """
+    path.write_text(head + path.read_text())
+    file = planned(path, set=["GPUS=8"]).export("megatron-lm")
+    for line in (
+        "BLEND=${BLEND:-0.3 /a 0.7 /b}", "RUNS=${RUNS:-/my runs}", "RATE=${RATE:-2e-4}",
+        "SEED=${SEED:-17}", "LOGS=${LOGS:---log-interval 5 --wandb-project p}",
+        "  --data-path ${BLEND}", '  --save "$RUNS"/one', "  --lr ${RATE}", "  $LOGS",
+    ):  # fmt: skip
+        assert f"\n{line}" in file.text
+    (note,) = [note for note in file.notes if "does not have" in note]
+    assert note.endswith("written into it: GPUS, DEBUG, BATCH.")
+    saved = file.save(tmp_path / "new.sh")
+    words = words_of(saved, BLEND="/one", RUNS="/two words", LOGS="--log-interval 9")
+    for part in ("--data-path /one ", "--save /two words/one", "--log-interval 9", "--split 9,1"):
+        assert part in words
+    checked = atoll.check(saved, device="h100", devices=8, time_limit=1e-6)
+    assert checked.launch.arguments.without_effect["save"] == "/my runs/one"
 
 
 def test_samples_stay_samples(tmp_path: Path) -> None:

@@ -204,7 +204,11 @@ class LaunchFile:
             text = self.text
             if file_path.name.isprintable():  # comments are one line
                 module = f"--module {Path(self.file).stem}"
-                text = text.replace(self.file, file_path.name)
+                lines = text.splitlines(keepends=True)
+                text = "".join(
+                    line.replace(self.file, file_path.name) if line[0] == "#" else line
+                    for line in lines
+                )
                 text = text.replace(module, f"--module {file_path.stem}")
             part.write_text(text, encoding="utf-8")
             if self.file.endswith(".sh"):

@@ -16,6 +16,7 @@ from typing import Any
 from atoll.answers.layout import LaunchFile
 from atoll.base.errors import AtollError, UnusableError
 from atoll.step.layout import Layout
+from atoll.step.length import WholeRun
 from atoll.step.stages import even_sizes
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.launch_plan import check, make_plan, refuse
@@ -58,8 +59,12 @@ def export(
     return tool.write(replace(plan, versions=tool.versions))
 
 
-def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
-    """Write the launch file of a training run and layout, with the estimated stages."""
+def export_run(
+    target: str, run: Run, layout: Layout, whole_run: WholeRun | None = None
+) -> LaunchFile:
+    """Write the launch file of a training run and layout, with the estimated stages.
+    `whole_run`: its steps and its interval between checkpoints, if its length is known.
+    """
     steps = run.launch and run.launch.steps
     if run.length is not None:
         steps = ceil(run.length.tokens / run.tokens)
@@ -79,16 +84,28 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         adapters=run.adapters,
         attention=run.attention if run.tool.name == find_tool(target).name else "",
         loss_chunks=run.stack.loss_chunks,
+        save_interval=whole_run and whole_run.interval_steps,
         carried=carried,
+        variables=run.launch.variables if run.launch and carried else {},
         source=run.launch.file if run.launch else "",
         **({"steps": steps} if steps else {}),
     )
     notes = [*launch_file.notes, *_omission_notes(target, run)]
     if run.launch and lost:
-        more = f" and {len(lost) - MOST_NAMES} more" if len(lost) > MOST_NAMES else ""
-        notes.append(f"Not carried over from {run.launch.file}: {', '.join(lost[:MOST_NAMES])}"
-                     f"{more}; add them to this file.")  # fmt: skip
+        notes.append(
+            f"Not carried over from {run.launch.file}: {_listed(lost)}; add them to this file."
+        )
+    text = launch_file.text
+    own = run.launch.variables if run.launch and carried else {}
+    if run.launch and (fixed := [name for name in own if f"${{{name}:" not in text]):
+        notes.append(f"Variables of {run.launch.file} that this file does not have, because their "
+                     f"values are written into it: {_listed(fixed)}.")  # fmt: skip
     return replace(launch_file, notes=tuple(notes))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{', '.join(names[:MOST_NAMES])}{more}"
 
 
 def _carried(tool: str, run: Run) -> tuple[dict[str, Any], list[str]]:
@@ -130,12 +147,14 @@ def _omission_notes(target: str, run: Run) -> Iterator[str]:
         )
 
 
-def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
+def launch_files(
+    run: Run, layout: Layout, whole_run: WholeRun | None = None
+) -> tuple[LaunchFile, ...]:
     """Return the launch file, or the refusal, of every tool."""
     files = []
     for target in (tool.name for tool in TOOLS.values() if tool.write is not None):
         try:
-            files.append(export_run(target, run, layout))
+            files.append(export_run(target, run, layout, whole_run))
         except AtollError as error:
             files.append(LaunchFile(target=target, refused=str(error)))
     return tuple(files)

@@ -181,7 +181,10 @@ class Launch:
     arguments: ArgumentAccount
     notes: tuple[str, ...] = ()
     carried: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments that no layout changes, as the file spells them: its tool takes them again."""
+    """Arguments that no layout changes, as the file spells them: its tool takes them again. Marks
+    stand for its variables (`tools.files.variables`)."""
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """Values of variables that its user may set; None: no argument has it."""
 
 
 @dataclass

@@ -22,6 +22,10 @@ ADDRESS = "${MASTER_ADDR:?set it to the address of node 0}"
 """Address of the first node, or the shell's error."""
 TRIAL_STEPS = 20
 """Steps of a run whose length is not given."""
+SAVE_INTERVAL = 500
+"""Steps between checkpoints of such a run."""
+LEARNING_RATE = "3e-4"
+"""Default peak learning rate of pretraining."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,16 @@ class LaunchPlan:
     """Parts of a microbatch's tokens whose loss is computed one after another."""
     steps: int = TRIAL_STEPS
     """Optimizer steps."""
+    save_interval: int | None = None
+    """Optimizer steps between checkpoints, if the run's length is given."""
+    software: tuple[str, ...] = ()
+    """Words of `--overlap` and `--flags` that the run has beside its tool's own."""
     versions: str = ""
     """Releases of the tool for which its file is written."""
     carried: Settings = field(default_factory=dict)
     """Arguments of the user's own file of the tool, which no layout changes."""
+    variables: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables of that file, with their values; None: no argument has it."""
     source: str = ""
     """Name of that file."""
 
@@ -152,8 +162,9 @@ def _stages(requested: Sequence[int] | None, layers: int, chunks: int) -> tuple[
 
 def trial_note(*variables: str) -> str:
     """Return what a file trains until its user sets its variables."""
+    nothing = " and saves nothing" if "SAVE" in variables else ""
     names = ", ".join(variables)
-    return f"As it is, the file trains on random tokens and saves nothing: set {names} at its top."
+    return f"As it is, the file trains on random tokens{nothing}: set {names} at its top."
 
 
 def refuse(target: str, reason: str) -> AtollError:
@@ -177,9 +188,13 @@ def literal(value: Mapping[str, Any]) -> str:
     return pformat(dict(value), width=96, sort_dicts=False)
 
 
-def fill_script(folder: str, header: str, settings: Mapping[str, Any], **values: str) -> str:
+def fill_script(
+    folder: str, plan: LaunchPlan, header: str, settings: Mapping[str, Any], **values: str
+) -> str:
     """Return the tool's Python script (`script.py.txt`) with its settings, which readers find as
     the literal SETTINGS, and other words filled in.
     """
     text = (files(f"atoll.tools.{folder}") / "script.py.txt").read_text(encoding="utf-8")
-    return Template(text).substitute(values, header=header, settings=literal(settings))
+    usual = {"rate": LEARNING_RATE, "save_interval": str(plan.save_interval or SAVE_INTERVAL)}
+    words = {**usual, **values, "header": header, "settings": literal(settings)}
+    return Template(text).substitute(words)

@@ -92,13 +92,12 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """Of the tools that can be told the layout, where wanted; of the others why not."""
         if not self.launched:
             return ()
-        files: tuple[LaunchFile, ...] = import_named("atoll.export:launch_files")(
-            self.run, self.layout
-        )
-        return files
+        files = import_named("atoll.export:launch_files")
+        return tuple(files(self.run, self.layout, self.whole_run))
 
     def _launch_file(self, target: str) -> LaunchFile:
-        file: LaunchFile = import_named("atoll.export:export_run")(target, self.run, self.layout)
+        export_run = import_named("atoll.export:export_run")
+        file: LaunchFile = export_run(target, self.run, self.layout, self.whole_run)
         return file
 
     @property

@@ -10,11 +10,24 @@ from collections.abc import Iterator
 
 from atoll.answers.layout import LaunchFile
 from atoll.tools.hugging_face import model_contents
-from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal, trial_note
+from atoll.tools.launch_plan import (
+    LEARNING_RATE,
+    LaunchPlan,
+    Settings,
+    check,
+    fill_script,
+    literal,
+    trial_note,
+)
 
 TARGET = "deepspeed"
 FILE = "train.py"
-ADAMW: Settings = {"lr": 3e-4, "betas": [0.9, 0.95], "weight_decay": 0.1, "torch_adam": True}
+ADAMW: Settings = {
+    "lr": float(LEARNING_RATE),
+    "betas": [0.9, 0.95],
+    "weight_decay": 0.1,
+    "torch_adam": True,
+}
 ADAMW["fused"] = True  # torch's own would loop over lists of tensors
 
 
@@ -66,6 +79,7 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
     start = f"{one_node if plan.nodes == 1 else plan.torchrun} {FILE}"
     text = fill_script(
         "deepspeed",
+        plan,
         plan.header(start),
         values,
         run=literal(run),

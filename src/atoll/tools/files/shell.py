@@ -65,6 +65,8 @@ class Script:
     """Sourced files that are not in its folder."""
     unset: tuple[str, ...] = ()
     """Variables that it uses without setting them."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Values of its variables at its end."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -92,8 +94,6 @@ class Shell:
     sourced: int = 0
     depth: int = 0
     nested: int = 0
-
-    # --- Expansion --------------------------------------------------------------------------------
 
     def value(self, name: str) -> str | None:
         """Return the text of a variable; None if the script does not set it."""
@@ -215,8 +215,6 @@ class Shell:
         self.length += characters
         if self.length > MOST_LENGTH:
             raise AtollError(f"{self.name}: its variables expand to too much text")
-
-    # --- Commands ---------------------------------------------------------------------------------
 
     def run(self, script: Sequence[Token]) -> None:
         """Follow a script's commands."""
@@ -496,7 +494,7 @@ def follow_script(
     commands = tuple(inner for command in shell.commands for inner in _inner(command, shell))
     exported = {name: shell.value(name) or "" for name in shell.exported}
     unset = tuple(name for name in shell.unset if name.isidentifier() and name != "_")
-    return Script(commands, exported, tuple(dict.fromkeys(shell.missing)), unset)
+    return Script(commands, exported, tuple(dict.fromkeys(shell.missing)), unset, shell.values)
 
 
 def _inner(command: Command, shell: Shell) -> list[Command]:

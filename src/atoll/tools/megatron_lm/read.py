@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
@@ -16,6 +17,7 @@ from atoll.step.layout import FULL_BLOCKS, HOST
 from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
 from atoll.tools.files.shell import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
+from atoll.tools.files.variables import MARK, expanded, marked_names, marked_words, open_variables
 from atoll.tools.megatron_lm.core import fsdp_warning
 from atoll.tools.megatron_lm.read_model import build_model
 
@@ -49,13 +51,55 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     ignored = {n: str(v or "") for n, v in launcher.items() if n not in counts and n not in program}
     account = launch.arguments
     notes = (f"starts training {len(earlier) + 1} times; the last is read",) if earlier else ()
-    carried = {spelled[name]: value for name, value in launch.carried.items()}
+    variables = open_variables(Path(file), script, user)
+    marked = marked_words(Path(file), user, [*variables], _last_words)
+    reached = {*marked_names(marked)}
+    carried = {
+        spelled.get(name, name): value
+        for name, value in _with_variables(launch.carried, marked, variables).items()
+    }
     notes = (*script.notes, *launch.notes, *notes)
-    return replace(launch, notes=notes, carried=carried, arguments=replace(
+    read = {name: value if name in reached else None for name, value in variables.items()}
+    return replace(launch, notes=notes, carried=carried, variables=read, arguments=replace(
         account, used={**counts, **account.used},
         without_effect={n: v.replace(UNKNOWN, "?") for n, v in ignored.items()}
         | dict(account.without_effect),
     ))  # fmt: skip
+
+
+def _last_words(script: Script) -> Sequence[str]:
+    return training_commands(script)[-1].words
+
+
+def _with_variables(
+    carried: Mapping[str, Any], marked: Sequence[str], values: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return arguments with marks in place of the script's variables, and under "$NAME" variables
+    that hold whole arguments. `marked`: words of the command, with marks.
+    """
+    at = next((i for i, word in enumerate(marked) if PROGRAMS.search(word)), len(marked))
+    words, result = [], dict(carried)
+    for word in marked[at + 1 :]:
+        mark = MARK.fullmatch(word)
+        if not (mark and not mark[2] and values[mark[1]].startswith("-")):
+            words.append(word)
+            continue
+        inner = named_arguments(values[mark[1]].split())
+        if all(n in result and _words_of(result[n]) == _words_of(v) for n, v in inner.items()):
+            result = {name: value for name, value in result.items() if name not in inner}
+            result[f"${mark[1]}"] = True
+    for name, value in named_arguments(words).items():
+        marks = marked_names(value)
+        if marks and name in result and expanded(value, values) == _words_of(result[name]):
+            result[name] = value
+    return result
+
+
+def _words_of(value: Any) -> list[str]:
+    """Return the words of an argument's value; of a switch none."""
+    if value is None or value is True:
+        return []
+    return [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
 def read_megatron_values(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:

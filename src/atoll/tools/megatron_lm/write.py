@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from atoll.answers.layout import LaunchFile
 from atoll.files.yamlfile import shipped_table
-from atoll.tools.launch_plan import ADDRESS, LaunchPlan, Settings, trial_note
+from atoll.tools.files.variables import bash_word, marked_names
+from atoll.tools.launch_plan import (
+    ADDRESS,
+    LEARNING_RATE,
+    SAVE_INTERVAL,
+    TRIAL_STEPS,
+    LaunchPlan,
+    Settings,
+    trial_note,
+)
 from atoll.tools.megatron_lm.core import (
     connections,
     microbatch_group,
@@ -56,9 +65,13 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
     }
     written = {field for values in groups.values() for field in values}
     carried = {n: value for n, value in plan.carried.items() if _field(n) not in written}
-    fields = {*map(_field, carried)}
+    whole = [name[1:] for name in carried if name[0] == "$"]
+    marked = [name for value in carried.values() for name in marked_names(value)]
+    own = {name: plan.variables[name] or "" for name in (*whole, *marked)}
+    held = [word for name in whole for word in own[name].split() if word[0] == "-"]
+    fields = {*map(_field, (*carried, *held))}
     variables = {
-        name: row
+        name: {**row, "default": _default(name, row["default"], plan)}
         for name, row in VARIABLES.items()
         if not any(re.fullmatch(row["unless"], field) for field in fields)
     }
@@ -69,13 +82,52 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
         CARRIED: {n: v for n, v in carried.items() if not re.fullmatch(dropped, _field(n))},
         **groups,
     }
-    if "DATA" in variables:
-        notes.insert(0, trial_note(*variables))
+    for name, value in own.items():
+        comment = VARIABLES.get(name, {}).get("comment", f"as in {plan.source}")
+        variables[name] = {"default": _quoted(value), "words": "", "comment": comment}
+    variables = {n: variables[n] for n in dict.fromkeys((*VARIABLES, *variables)) if n in variables}
+    notes[:0] = _trial_notes(plan, variables, fields)
     if plan.method == "sft" and "SAVE" in variables:
         notes.append("Weights are random unless the script is given --load FOLDER --finetune.")
     arguments = {name: _arguments(values) for name, values in groups.items()}
     text = _script(plan, variables, arguments)
     return LaunchFile(target=TARGET, file=FILE, text=text, notes=tuple(notes))
+
+
+def _default(name: str, usual: str, plan: LaunchPlan) -> str:
+    """Return a variable's default: the run's, else that of the user's file."""
+    figures = {
+        "vocab": plan.model.vocab - 1,
+        "steps": plan.steps,
+        "rate": LEARNING_RATE,
+        "save_interval": plan.save_interval or SAVE_INTERVAL,
+    }
+    own = plan.variables.get(name)
+    if name == "TRAIN_ITERS" or own is None or (name == "SAVE_INTERVAL" and plan.save_interval):
+        return usual.format(**figures)
+    return _quoted(own)
+
+
+def _quoted(value: str) -> str:
+    """Return a default as "${NAME:-...}" has it."""
+    return value if re.fullmatch(r"[\w ./:,=+@%-]*", value) else shlex.quote(value)
+
+
+def _trial_notes(
+    plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]], fields: Container[str]
+) -> list[str]:
+    """Return a note on random tokens, if the script trains on them, with what is to be set."""
+    mocks = [name for name, row in variables.items() if "mock-data" in row["default"]]
+    if not mocks and "mock_data" not in fields:
+        return []
+    set_already = {"TRAIN_ITERS"} if plan.steps != TRIAL_STEPS else set()
+    defaults = {name: row["default"] for name, row in variables.items()}
+    if defaults.get("SAVE") != "":
+        set_already |= {"SAVE", "SAVE_INTERVAL"}
+    if defaults.get("SAVE_INTERVAL") != str(SAVE_INTERVAL):
+        set_already.add("SAVE_INTERVAL")
+    names = [name for name in VARIABLES if name in variables and name not in set_already]
+    return [trial_note(*([] if mocks else ["--data-path in place of --mock-data"]), *names)]
 
 
 def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
@@ -103,7 +155,7 @@ def _arguments(values: Settings) -> ArgumentWords:
     for field, value in values.items():
         if value is not None and value is not False:
             words = value if isinstance(value, list) else [] if value is True else [str(value)]
-            name = field if field.startswith("-") else "--" + field.replace("_", "-")
+            name = field if field[:1] in "-$" else "--" + field.replace("_", "-")
             arguments.append((name, *words))
     return arguments
 
@@ -123,7 +175,6 @@ def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
 
 def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
             groups: dict[str, ArgumentWords]) -> str:  # fmt: skip
-    figures = {"vocab": plan.model.vocab - 1, "steps": plan.steps, "batch": plan.global_batch}
     rank, address, missing = "0", "localhost", []
     if plan.nodes > 1:
         rank, address = "", ADDRESS
@@ -134,10 +185,11 @@ def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
         "set -euo pipefail",
         "# Set these here or in the environment.",
         *(
-            f"{name}=${{{name}:-{row['default'].format(**figures)}}}  # {row['comment']}"
+            f"{name}=${{{name}:-{row['default']}}}  # {row['comment']}"
             for name, row in variables.items()
         ),
-        "MEGATRON=${MEGATRON:-.}  # checkout of Megatron-LM",
+        f"MEGATRON=${{MEGATRON:-{_quoted(plan.variables.get('MEGATRON') or '.')}}}"
+        "  # checkout of Megatron-LM",
         f"NODE_RANK=${{NODE_RANK:-${{SLURM_NODEID:-{rank}}}}}",
         *missing,
         f"MASTER_ADDR={address}" if missing else f"MASTER_ADDR=${{MASTER_ADDR:-{address}}}",
@@ -148,10 +200,11 @@ def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
     groups = {name: arguments for name, arguments in groups.items() if arguments}
     for name, arguments in groups.items():
         lines.append(f"{name}=(" + f"  # as in {plan.source}" * (name == CARRIED))
-        lines += ["  " + shlex.join(argument) for argument in arguments]
+        lines += [f"  {' '.join([name, *map(bash_word, words)])}" for name, *words in arguments]
         lines.append(")")
     used = " ".join(f'"${{{name}[@]}}"' for name in groups)
-    words = " ".join(filter(None, (row["words"].format(**figures) for row in variables.values())))
+    batch = plan.global_batch
+    words = " ".join(filter(None, (row["words"].format(batch=batch) for row in variables.values())))
     lines += [
         "",
         f"exec torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node} "

@@ -56,9 +56,11 @@ def nemo(plan: LaunchPlan) -> LaunchFile:
     notes += sharding_notes(plan)
     text = fill_script(
         "nemo",
+        plan,
         plan.header(f"{plan.torchrun} {FILE}", *more),
         settings,
         connections=str(connections(plan)),
+        save_interval=str(plan.save_interval or ""),
         imports=imports,
         recipe=recipe,
     )

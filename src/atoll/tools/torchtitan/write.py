@@ -76,6 +76,7 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
     start = f"{plan.torchrun} -m torchtitan.train --module {Path(FILE).stem} --config train"
     text = fill_script(
         "torchtitan",
+        plan,
         plan.header(start),
         settings,
         module=flavor.name,

@@ -34,6 +34,7 @@ def trl(plan: LaunchPlan) -> LaunchFile:
         values["lora_target_modules"] = adapter_targets(plan, TARGET)
     text = fill_script(
         "trl",
+        plan,
         plan.header(f"{plan.torchrun} {FILE}"),
         values,
         run=literal({"batch": plan.global_batch, "devices": layout.devices}),
