@@ -88,6 +88,12 @@ ROUND = [
     Case("llama3-8b", Layout(dp=2), precision="fp16"),
     Case("llama3-8b", Layout(dp=2, tp=2), precision="fp8"),
     Case("llama3-8b", Layout(dp=2, tp=2), precision="mxfp8"),
+    Case("llama3-8b", Layout(dp=2, tp=2, pp=2), more={"software": ("te_loss", "no_grad_reduce")}),
+    Case(
+        "llama3-8b", Layout(dp=2, tp=2), precision="fp8", more={"software": ("fp8_params", "p2p")}
+    ),
+    Case("llama3-8b", Layout(dp=4), more={"software": ("local", "no_grad_fusion", "p2p")}),
+    Case("llama3-8b", Layout(pp=4, vpp=2), more={"software": ("grad_reduce",)}),
 ]
 
 

@@ -114,12 +114,46 @@ def test_what_other_flags_would_bring_is_told_apart(script: Path) -> None:
     freed, better = checked.with_other_flags, checked.better
     assert freed is not None and better is not None
     assert freed.step_time_s < better.step_time_s < checked.estimate.step.time_s
-    assert "grad_reduce" in freed.flags
+    fused = ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl te")
+    sharded = ("--overlap-grad-reduce", "--overlap-param-gather")
+    assert freed.flag_arguments == (*sharded, *fused), "no tensor overlap: the layout has tp 1"
+    assert "add --overlap-grad-reduce" in freed.changes
     assert checked.to_dict()["with_other_flags"]["layout"] == freed.layout
     every = "--overlap-grad-reduce --overlap-param-gather --tp-comm-overlap"
     every += " --cross-entropy-loss-fusion --cross-entropy-fusion-impl te"
     script.write_text(SCRIPT.replace("$MORE", every))
     assert atoll.check(script, device="h100", set=["GPUS=8"]).with_other_flags is None
+
+
+def test_the_options_of_other_flags_write_the_file_that_has_them(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {"device": "h100", "set": ["GPUS=8"]}
+    checked = atoll.check(script, **asked)
+    freed = checked.with_other_flags
+    assert freed is not None
+    print_checked(checked, CheckQuestion.of(file=script, **asked))
+    assert freed.flags in " ".join(capsys.readouterr().out.split())
+    _, overlap, _, flags = freed.flags.split()
+    plan = atoll.plan(from_=script, **asked, overlap=overlap, flags=flags)
+    assert plan.best.step.time_s == pytest.approx(freed.step_time_s, rel=1e-12)
+    written = plan.export("megatron").save(tmp_path / "freed.sh")
+    again = atoll.check(written, device="h100", devices=8, time_limit=1e-6).estimate
+    assert again.step.time_s == pytest.approx(freed.step_time_s, rel=1e-9)
+
+
+def test_changes_of_parallel_sizes_and_pipelines_come_first(script: Path) -> None:
+    uneven = "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*6|t*10L"
+    text = SCRIPT.replace("$MORE", f"'{uneven}'".replace(" ", "' '")).replace("size 8", "size 4")
+    script.write_text(text)
+    checked = atoll.check(script, device="h100", set=["GPUS=8"])
+    assert checked.better is not None and checked.estimate.layout.blocks == (6, 10)
+    changes = checked.better.changes
+    assert [change.split()[change.startswith("drop")] for change in changes[:3]] == [
+        "--tensor-model-parallel-size", "--pipeline-model-parallel-size",
+        "--pipeline-model-parallel-layout",
+    ]  # fmt: skip
+    assert "drop --recompute-granularity" in changes[3:]
 
 
 @pytest.mark.parametrize("target", ["megatron", "nemo"])

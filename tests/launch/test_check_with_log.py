@@ -51,7 +51,10 @@ def test_savings_are_a_share_of_the_measured_step(tmp_path: Path, predicted: Any
     found = checked(tmp_path, ms=ms, mib=mebibytes(predicted))
     saved = 1 - found.better.step_time_s / found.estimate.step.time_s
     assert found.better.saved_hours == pytest.approx(1000 * 8 * saved * ms / 1e3 / 3600)
-    assert "of the measured step" in dict(found.summary())["Better"]
+    off = found.better.step_time_s / (ms / 1e3) - 1
+    words = next(text for label, text in found.summary() if label == "Better")
+    assert f"({-off:.1%} below the measured step), saves {saved:.1%} of the predicted step" in words
+    assert "; that share of the measured steps is " in words
     assert found.summary()[0][0] == "File", "nothing contradicts"
 
 

@@ -139,6 +139,29 @@ def test_an_estimated_layout_takes_what_the_check_of_its_file_says(
     assert checked.step.time_s == pytest.approx(found.step.time_s, rel=1e-12)
 
 
+@pytest.mark.parametrize("target", ["megatron", "nemo"])
+@pytest.mark.parametrize("overlap", ["tp_comm,grad_reduce,p2p", "no_grad_reduce", "grad_reduce"])
+@pytest.mark.parametrize("layout", [{"tp": 2, "pp": 4, "vpp": 2}, {"tp": 4, "cp": 2}, {"dp": 16}])
+def test_overlaps_and_flags_are_written_and_read_back(
+    target: str, overlap: str, layout: dict[str, int], tmp_path: Path
+) -> None:
+    job: dict[str, Any] = {"device": "h100", "devices": 16, "sequence": 8192}
+    flags = {"overlap": overlap, "flags": "te_loss,cp_p2p"}
+    found = atoll.estimate("llama3-8b", **job, batch=32, tool=target, **layout, **flags)
+    file = found.export(target)
+    named = {} if target == "megatron" else {"model": "llama3-8b"}
+    checked = atoll.check(file.save(tmp_path), **job, **named, time_limit=1e-6).estimate
+    assert checked.step.time_s == pytest.approx(found.step.time_s, rel=1e-12)
+    assert checked.memory == found.memory
+    assert not any("says nothing" in note for note in file.notes)
+
+
+def test_flags_that_a_file_does_not_say_are_noted() -> None:
+    asked: dict[str, Any] = {"device": "h100", "devices": 8, "batch": 8, "flags": "head_wgrad=4"}
+    (note,) = atoll.estimate("llama3-8b", **asked).export("megatron").notes[1:]
+    assert note.startswith("The estimate has head_wgrad=4, of which the file says nothing")
+
+
 def test_optimizer_states_that_a_file_does_not_say_are_noted() -> None:
     asked = {"model": "llama3-8b", "device": "h100", "devices": 8, "batch": 8, "zero": 3}
     noted = atoll.estimate(**asked, optimizer="bf16").export("megatron").notes

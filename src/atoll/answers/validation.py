@@ -299,9 +299,12 @@ class BetterLayout:
     """As a difference from the launch file that Atoll would write for the layout in use."""
     proof: str
     flags: str = ""
-    """Further flags that the file must set, in the words of `--overlap` and `--flags`."""
+    """Options with which a plan of the file has the further flags: `--overlap` and `--flags`."""
+    flag_arguments: tuple[str, ...] = ()
+    """Arguments of the tool that set them, where they have an effect."""
     changes: tuple[str, ...] = ()
-    """Arguments of the launch file that change, with both values."""
+    """Arguments of the launch file that change, with both values: parallel sizes and pipeline
+    first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

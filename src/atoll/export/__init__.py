@@ -21,11 +21,15 @@ from atoll.step.stages import even_sizes
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.launch_plan import check, make_plan, refuse
 from atoll.tools.registry import TOOLS, find_tool
+from atoll.tools.software import DISPATCHER, LISTED
+from atoll.tools.tool import Tool
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 
 MOST_NAMES = 12
 """Names of arguments in a sentence."""
+NOT_CARRIED = ("ep_a2a", "head_wgrad=")
+"""Overlaps and flags of a user's file whose arguments go with its layout."""
 NARROW = re.compile("fp[48]")
 """Arguments that go with a precision."""
 
@@ -84,6 +88,7 @@ def export_run(
         adapters=run.adapters,
         attention=run.attention if run.tool.name == find_tool(target).name else "",
         loss_chunks=run.stack.loss_chunks,
+        software=_software(find_tool(target), run),
         save_interval=whole_run and whole_run.interval_steps,
         carried=carried,
         variables=run.launch.variables if run.launch and carried else {},
@@ -106,6 +111,14 @@ def export_run(
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return f"{', '.join(names[:MOST_NAMES])}{more}"
+
+
+def _software(tool: Tool, run: Run) -> tuple[str, ...]:
+    """Return the words of the run's overlaps and flags, if it is a run of this tool."""
+    if run.question is None or run.tool.name != tool.name:
+        return ()
+    words = f"{run.question.overlap or tool.overlap or ''} {run.question.flags or ''}"
+    return tuple(words.replace(",", " ").split())
 
 
 def _carried(tool: str, run: Run) -> tuple[dict[str, Any], list[str]]:
@@ -134,6 +147,19 @@ def _omission_notes(target: str, run: Run) -> Iterator[str]:
             f"The estimate has {run.states.name} optimizer states, the file those that its tool "
             f"keeps ({default_states}): memory and step differ; --optimizer {default_states} says "
             "what the file takes."
+        )
+    tool = find_tool(target)
+    stated = {*tool.stated, *LISTED, *f"{tool.overlap or ''} {tool.flags or ''}".split()}
+    if run.launch and run.launch.carried and run.launch.software == tool.name:
+        fields = run.launch.fields
+        own = f"{fields.get('overlap', '')} {fields.get('flags', '')}".split()
+        stated |= {word for word in own if not word.startswith(NOT_CARRIED)}
+    elsewhere = (DISPATCHER, "loss_chunks=")
+    words = [word for word in _software(tool, run) if not word.startswith(elsewhere)]
+    if others := [word for word in words if word not in stated]:
+        yield (
+            f"The estimate has {', '.join(others)}, of which the file says nothing: step or memory "
+            "may differ."
         )
     if run.stack.graphs:
         yield (

@@ -36,6 +36,17 @@ FUSED_FLAGS = ("te_loss",)
 SLOW_FLAGS = ("no_grad_fusion", "local")
 """Flags of Megatron-Core that slow a run down."""
 SHOWN_CHANGES = 6
+"""Changes in a summary, if there are at least three more."""
+_IMPORTANCE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"parallel[-_](size|degree)|autotp|^(tp|pp|cp|ep|dp)$",
+        r"pipeline|virtual|stages|vpp|blocks",
+        r"micro[-_]?batch|shard|fsdp|zero|distributed[-_]optimizer|^stage$",
+        r"recompute|checkpointing",
+    )
+)
+"""Arguments that matter most in a layout, in this order."""
 _COMMENTS = re.compile(r"^#.*$", re.MULTILINE)
 _ARGUMENTS = re.compile(
     r"(?:^  (?=--)|'|^ *(?=\w+: ))((?:--)?[\w-]+)'?:? ?([^,{}\n]*)", re.MULTILINE
@@ -106,16 +117,20 @@ class Checked(AnsweredResult[CheckAnswer]):
             off = f"the prediction is {abs(measured.error):.1%} {side}"
             lines.append(("Measured", f"{words} steps); {off}"))
         none_better = self.why_not.partition(";")[0].partition(": proven")[0]
-        step = "a" if measured is None or measured.other_job else "the measured"
+        compared = measured is not None and not measured.other_job
+        measured_s = measured.step_time_s if measured and compared else None
         if self.better is None:
             lines.append(("Better", none_better))
         else:
-            lines.append(("Better", _saving(self.better, step)))
-            shown, more = self.better.changes[:SHOWN_CHANGES], self.better.changes[SHOWN_CHANGES:]
-            words = f"{', '.join(shown)}{f', and {len(more)} more (--explain)' if more else ''}"
+            lines.append(("Better", _saving(self.better, measured_s)))
+            changes = self.better.changes
+            count = SHOWN_CHANGES if len(changes) > SHOWN_CHANGES + 2 else len(changes)
+            more = f", and {len(changes) - count} more (--explain)" if changes[count:] else ""
+            words = f"{', '.join(changes[:count])}{more}"
             lines += [("Change", words)] if words else []
         if (freed := self.with_other_flags) is not None:
-            lines.append(("Better", f"with other flags ({freed.flags}): {_saving(freed, step)}"))
+            words = ", ".join(freed.flag_arguments) or freed.flags
+            lines.append(("Better", f"with other flags ({words}): {_saving(freed, measured_s)}"))
         return lines
 
     @cached_property
@@ -135,17 +150,27 @@ class Checked(AnsweredResult[CheckAnswer]):
         )
 
 
-def _saving(better: BetterLayout, step: str) -> str:
-    """Return a better layout with what it saves of `step`."""
+def _saving(better: BetterLayout, measured_s: float | None) -> str:
+    """Return a better layout with what it saves: a share of the predicted step, which is taken of
+    the measured one too.
+    """
     words = f"{better.layout}, step {format_seconds(better.step_time_s)}"
     if better.saved_percent is None:
         return f"{words}, fits"
-    saved = [f"{better.saved_percent:.1f}% of {step} step"]
-    if better.saved_hours is not None and round(better.saved_hours) > 0:
-        saved.append(f"{better.saved_hours:,.0f} device-hours")
-    if better.saved_usd is not None and round(better.saved_usd) > 0:
-        saved.append(f"{better.saved_usd:,.0f} dollars")
-    return f"{words}, saves {', '.join(saved)}"
+    hours, usd = (
+        f"{number:,.0f} {unit}" if number is not None and round(number) > 0 else ""
+        for number, unit in ((better.saved_hours, "device-hours"), (better.saved_usd, "dollars"))
+    )
+    saved = f"{better.saved_percent:.1f}% of"
+    if measured_s is None:
+        return ", ".join(filter(None, (f"{words}, saves {saved} a step", hours, usd)))
+    off = better.step_time_s / measured_s - 1
+    side = "above" if off > 0 else "below"
+    totals = ", ".join(filter(None, (hours, usd)))
+    return (
+        f"{words} ({abs(off):.1%} {side} the measured step), saves {saved} the predicted step"
+        f"{f'; that share of the measured steps is {totals}' if totals else ''}"
+    )
 
 
 def check(question: CheckQuestion) -> Checked:
@@ -174,7 +199,15 @@ def check(question: CheckQuestion) -> Checked:
     if best and not why_not:
         better = _comparison(question, launch, current, best, step_s)
     freed = _best_with_free_flags(question, launch, layout_question, current, best, stop)
-    flagged = _comparison(question, launch, current, freed[0], step_s, freed[1]) if freed else None
+    flagged = None
+    if freed:
+        plain = replace(freed[0].best, run=current.run)
+        names = _changes(launch.software, plain, freed[0].best)
+        flagged = replace(
+            _comparison(question, launch, current, freed[0], step_s),
+            flags=freed[1],
+            flag_arguments=tuple(name.removeprefix("add ") for name in names),
+        )
     return Checked(launch, layout_question, current, best, better, why_not, measured, flagged)
 
 
@@ -221,8 +254,9 @@ def _best_with_free_flags(
     best: Plan | None,
     stop: Stop,
 ) -> tuple[Plan, str] | None:
-    """Return the best plan with all overlaps and fused kernels of Megatron-Core, and these; None if
-    the file has them already, or if they save nothing beyond the best layout without them.
+    """Return the best plan with all overlaps and fused kernels of Megatron-Core, and the options
+    that ask for them; None if the file has them already, or if they save nothing beyond the best
+    layout without them.
     """
     if launch.software not in FREE_FLAG_SOFTWARE or compiles_itself(current.run.gpu):
         return None
@@ -241,7 +275,8 @@ def _best_with_free_flags(
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]
     if freed.best.step.time_s >= min(times_s, default=inf) * (1 - question.least):
         return None
-    return freed, f"overlap {overlap}; flags {flags}"
+    words = {"overlap": overlap, "flags": flags}
+    return freed, " ".join(f"--{n} {word.replace(' ', ',')}" for n, word in words.items())
 
 
 def _comparison(
@@ -250,7 +285,6 @@ def _comparison(
     current: Estimate,
     best: Plan,
     step_s: float,
-    flags: str = "",
 ) -> BetterLayout:
     """Return a better layout; its share of the predicted step is saved of a step of `step_s`."""
     run = current.run
@@ -269,7 +303,6 @@ def _comparison(
         launch_file=_difference(launch.software, current, best.best),
         proof=best.proof(),
         changes=_changes(launch.software, current, best.best),
-        flags=flags,
     )
 
 
@@ -295,9 +328,16 @@ def _changes(target: str, current: Estimate, better: Estimate) -> tuple[str, ...
     if not now:  # its writer refuses the layout
         now, then = asdict(current.layout), asdict(better.layout)
     changed = [name for name in {**now, **then} if now.get(name) != then.get(name)]
+    changed.sort(key=_importance)
     return tuple(
         f"drop {name}" if name not in then
         else f"add {name} {then[name]}".strip() if name not in now
         else f"{name} {now[name]} -> {then[name]}"
         for name in changed
     )  # fmt: skip
+
+
+def _importance(name: str) -> int:
+    """Return the place of an argument among the changes."""
+    ranks = (i for i, pattern in enumerate(_IMPORTANCE) if pattern.search(name))
+    return next(ranks, len(_IMPORTANCE))

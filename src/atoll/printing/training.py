@@ -286,11 +286,16 @@ def print_checked(result: Checked, question: CheckQuestion, explain: bool = Fals
     said = [f"{spelled(n)} {quote(str(v))}" for n, v in values.items() if v is not None]
     asked = " ".join([f"--from {quote(result.launch.file)}", *said])
     following = f"atoll plan {asked} --launch-file . writes a better file"
+    freed = result.with_other_flags
+    if freed is not None:
+        following += f", with {freed.flags} the one with other flags"
     if result.estimate.run.tool.write is None:
         following = f"change the file as said; atoll plan {asked} names other layouts too"
     if result.better is None and not result.estimate.fits:
         asked = asked.replace(f" --devices {values['devices']}", "")
         following = f"atoll plan {asked} with more --devices or another --tool finds what fits"
+    elif result.better is None and freed is not None:
+        following = f"atoll plan {asked} {freed.flags} --launch-file . writes the better file"
     elif result.better is None and result.measured is None:
         following = "--log FILE compares the file with its run"
     elif result.better is None:
@@ -321,3 +326,5 @@ def _print_check_details(result: Checked) -> None:
     if better is not None:
         console.print(f"\nProof: {better.proof}")
         print(better.launch_file)
+    if (freed := result.with_other_flags) is not None:
+        console.print(f"\nWith other flags: {', '.join(freed.changes)}")

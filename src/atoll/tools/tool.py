@@ -50,6 +50,8 @@ class Tool:
     zero_beside_parallel: tuple[int, ...] = ()
     """ZeRO stages that it runs beside tensor or context parallelism; empty: all."""
     precisions: tuple[str, ...] = ("bf16", "fp16")
+    stated: tuple[str, ...] = ()
+    """Words of `--overlap` and `--flags` that its launch files state as arguments."""
     methods: tuple[str, ...] = ("pretrain", "sft")
     write: Writer | None = field(default=None, repr=False)
     """Return the launch file of a run, or raise an AtollError that says why the tool cannot run it.

@@ -7,6 +7,8 @@ from atoll.tools.arguments import load_names
 from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
 
 NAMES = load_names("megatron_lm")
+FUSED_LOSS: Settings = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+"""Transformer Engine's loss (`--flags te_loss`)."""
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
 
@@ -57,10 +59,12 @@ def parallel_values(plan: LaunchPlan, target: str) -> Settings:
 def sharding_values(plan: LaunchPlan) -> Settings:
     """Return fields of DistributedDataParallelConfig; Megatron-FSDP is ZeRO 2 and 3."""
     layout = plan.layout
+    reduced = layout.zero > 0 or max(layout.ranks, layout.expert_ranks) > 1
+    overlaps = layout.zero >= 2 or "no_grad_reduce" not in plan.software
     values: Settings = {
         "use_distributed_optimizer": layout.zero > 0,
-        "overlap_grad_reduce": layout.zero > 0 or max(layout.ranks, layout.expert_ranks) > 1,
-        "overlap_param_gather": layout.zero > 0,
+        "overlap_grad_reduce": reduced and overlaps,
+        "overlap_param_gather": layout.zero > 0 and overlaps,  # only with the former
     }
     if layout.hsdp > 1:
         values |= NAMES.write(layout, "replicas")

@@ -20,9 +20,11 @@ from atoll.tools.launch_plan import (
     TRIAL_STEPS,
     LaunchPlan,
     Settings,
+    refuse,
     trial_note,
 )
 from atoll.tools.megatron_lm.core import (
+    FUSED_LOSS,
     connections,
     microbatch_group,
     parallel_values,
@@ -42,6 +44,13 @@ NARROW_RECIPES: dict[str, Settings] = {
     "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
 }
 """Formats and scaling of products in fewer bits than the weights."""
+SOFTWARE: dict[str, Settings] = {
+    "te_loss": FUSED_LOSS,
+    "local": {"transformer_impl": "local"},
+    "fp8_params": {"fp8_param_gather": True},
+    "no_grad_fusion": {"no_gradient_accumulation_fusion": True},
+}
+"""Arguments of flags."""
 CARRIED = "RUN"
 SAMPLES = '--train-samples "$((TRAIN_ITERS * {batch}))"'
 VARIABLES: dict[str, dict[str, str]] = shipped_table("atoll.tools.megatron_lm", "variables.yaml")
@@ -62,6 +71,7 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
         "BATCH": batch,
         "MEMORY": recompute_values(plan),
         "PRECISION": _precision(plan, notes),
+        "SOFTWARE": _software(plan),
     }
     written = {field for values in groups.values() for field in values}
     carried = {n: value for n, value in plan.carried.items() if _field(n) not in written}
@@ -143,6 +153,24 @@ def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     if layout.zero >= 2:
         values |= {"no_gradient_accumulation_fusion": True, "ckpt_format": "fsdp_dtensor"}
     return values
+
+
+def _software(plan: LaunchPlan) -> Settings:
+    """Return the arguments of further flags and overlaps, where they have an effect."""
+    values: Settings = {}
+    for word in plan.software:
+        values |= SOFTWARE.get(word, {})
+    if plan.precision not in NARROW_RECIPES or plan.layout.zero == 0:
+        values.pop("fp8_param_gather", None)
+    if not plan.software or "p2p" in plan.software or plan.layout.pp == 1:
+        return values
+    if plan.layout.vpp > 1 and plan.layout.pp == 2:
+        raise refuse(
+            TARGET,
+            "without overlap of sends it interleaves over at least 3 stages; add p2p to "
+            "--overlap, or set vpp 1",
+        )
+    return values | {"no_overlap_p2p_communication": True}
 
 
 def _field(argument: str) -> str:

@@ -14,6 +14,7 @@ from atoll.files.yamlfile import shipped_table
 from atoll.tools.hugging_face import model_contents
 from atoll.tools.launch_plan import LaunchPlan, Settings, fill_script, literal, refuse
 from atoll.tools.megatron_lm.core import (
+    FUSED_LOSS,
     connections,
     microbatch_group,
     parallel_values,
@@ -103,6 +104,8 @@ def _values(plan: LaunchPlan) -> dict[str, Any]:
         "account_for_loss_in_pipeline_split": False,
         "mtp_num_layers": None,
     }
+    if "te_loss" in plan.software:
+        model |= FUSED_LOSS
     if (group := microbatch_group(plan, TARGET)) is not None:
         model["microbatch_group_size_per_vp_stage"] = group
     fields = ("granularity", "method", "num_layers", "modules")
