@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from export_cases import DENSE, SHARDED
 
+import atoll
 from atoll.base.errors import AtollError
 from atoll.export import export
 from atoll.step.layout import Layout
@@ -34,6 +36,36 @@ def test_every_target_writes_its_file(target: str, tmp_path: Path) -> None:
 
 def test_a_file_may_have_another_name(tmp_path: Path) -> None:
     assert DENSE.export("nemo").save(tmp_path / "mine.py").name == "mine.py"
+
+
+def test_a_name_of_the_users_file_stays_as_it_is(tmp_path: Path) -> None:
+    """Only comments that say how to start a file have its name."""
+    more = {"carried": {"--seed": 7}, "source": "megatron.sh"}
+    text = replace(SHARDED, more=more).export("megatron").save(tmp_path / "new.sh").read_text()
+    assert "RUN=(  # as in megatron.sh" in text
+    assert "# Start: bash new.sh" in text
+
+
+@pytest.mark.parametrize("target", ["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl"])
+def test_the_interval_of_checkpoints_is_the_computed_one(target: str) -> None:
+    method = "sft" if target == "trl" else "pretrain"
+    asked = {"device": "h100", "devices": 8, "batch": 64, "zero": 3, "method": method}
+    found = atoll.estimate("llama3-8b", **asked, tool=target, tokens="100B", mtbf="365d")
+    file = found.export(target)
+    assert found.whole_run is not None
+    (line,) = [line for line in file.text.splitlines() if line.startswith("SAVE_INTERVAL")]
+    assert re.findall(r"[-\"](\d+)[}\"]", line) == [str(found.whole_run.interval_steps)]
+
+
+def test_the_note_asks_for_a_number_of_steps_only_if_none_is_known() -> None:
+    notes = [replace(SHARDED, more=more).export("megatron").notes[0] for more in ({}, {"steps": 9})]
+    assert ["TRAIN_ITERS" in note for note in notes] == [True, False]
+
+
+def test_one_learning_rate_is_the_default_of_pretraining() -> None:
+    texts = [SHARDED.export(target).text for target in ("megatron-lm", "torchtitan", "deepspeed")]
+    rates = [re.search(r"(?:LR:-|\"LR\", \"|'lr': )([\d.e-]+)", text) for text in texts]
+    assert [float(rate[1]) for rate in rates if rate] == [3e-4, 3e-4, 3e-4]
 
 
 @pytest.mark.parametrize(
