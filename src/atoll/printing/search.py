@@ -153,7 +153,7 @@ def _print_existing_devices(console: Output, result: SearchResult) -> None:
         return f"{rate:,.1f}", " to ".join(f"{end:,.{0 if end >= 100 else 1}f}" for end in ends)
 
     process_nm, watts = chip_template(best.accelerator).process_nm, rated_power_W(best.accelerator)
-    chip = (f"{plan.mfu:.1%}", *sizes(process_nm, best.area_mm2, watts), plan.placement.layout)
+    chip = (f"{plan.mfu:.1%}", *sizes(process_nm, best.area_mm2, watts), "")
     rows = [("this chip", *rates(plan.samples_per_s, interval_s), "", "", *chip)]
     clocks = []
     for device in result.beside:
@@ -178,7 +178,8 @@ def _print_existing_devices(console: Output, result: SearchResult) -> None:
     )  # fmt: skip
     console.table(heads, rows, (0, -1))
     console.print(
-        "template: speedup over the device in this template, with the chip's software and cost model"
+        "template: speedup over the device in this template, with the software and cost model of "
+        "the chip"
         f"{' (' * bool(clocks)}{', '.join(clocks)}{')' * bool(clocks)}"
     )
 

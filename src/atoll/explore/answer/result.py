@@ -300,7 +300,7 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
             >>> import atoll
             >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
             >>> [label for label, _ in result.summary()]
-            ['Chip', 'Limits', 'Run', 'Step', 'Memory', 'Confidence']
+            ['Chip', 'Limits', 'Run', 'Step', 'Memory', 'Baselines', 'Confidence']
         """
         best, chip = self.best, self.best.accelerator
         figures = (
