@@ -164,7 +164,7 @@ def main() -> None:
 def shares_of(estimate: Estimate) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the shares of causes in the order of the priors, of step time and memory."""
     times = estimate.time_shares
-    peaks = memory_shares(estimate.layout, estimate.worst)
+    peaks = memory_shares(estimate.layout.zero, estimate.worst.parts())
     return tuple(times[name] for name in TIME_PRIORS), tuple(peaks[name] for name in MEMORY_PRIORS)
 
 

@@ -175,6 +175,15 @@ def test_devices_beside_a_searched_chip_are_planned_for_its_job() -> None:
     h100 = told["beside"]["h100"]
     assert h100["fits"] and h100["step_time_s"] == planned
     assert h100["throughput_samples_per_s"] == pytest.approx(BATCH / planned)
+    low_s, high_s = h100["step_time_interval_s"]
+    assert low_s < planned < high_s
+    low_s, high_s = told["step_time_interval_s"]
+    assert low_s < told["best"]["step_time_s"] < high_s
+    # Without host time and measured kernels, at the clock of long products.
+    assert 0.0 < h100["template_step_time_s"] < planned
+    assert h100["template_clock_GHz"] < h100["nominal_clock_GHz"]
+    chip = told["beside"]["tpu-v5e"]
+    assert chip["template_clock_GHz"] == chip["nominal_clock_GHz"]
 
 
 def test_a_device_that_nobody_knows_ends_a_search_before_it_begins(

@@ -88,6 +88,8 @@ def test_the_device_starts_as_the_search_planned_it(
     planned, comparison = answer.beside["a100-80"], explained.comparison["a100-80"]
     assert comparison.step_time_s == planned.step_time_s
     assert comparison.layout == planned.layout
+    assert comparison.described_step_time_s == pytest.approx(planned.template_step_time_s)
+    assert "at 1.31 GHz, its clock in long products (nominal: 1.41 GHz)" in comparison.described
     figures = {(figure.name, figure.unit): figure for figure in comparison.figures}
     assert figures["area", "mm2"].device == planned.area_mm2
     assert figures["area", "mm2"].answer == pytest.approx(answer.best.accelerator.area_mm2)
@@ -185,6 +187,7 @@ def test_explain_prints_a_comparison_in_few_lines(folder: Path) -> None:
     shown = ran.stdout[ran.stdout.index("Why not a100-80?") :]
     comparison = shown[: shown.index("\n\nProof")].splitlines()
     assert len(comparison) <= MOST_LINES
+    assert "times with the chip's software and cost model for both)" in " ".join(comparison)
     assert any(line.startswith("cost model: ") for line in comparison)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from atoll.explore.proof.objective import Objective
 from atoll.explore.run import run_search
 from atoll.printing.search import print_result
 from atoll.profiles import DEFAULT
+from atoll.several.comparison import KINDS_DIFFER, compare_answers
 
 SEEDS = (1, 2, 5, 11)
 BATCH = 16
@@ -117,6 +119,32 @@ def test_the_answer_says_what_else_comes_close(capsys: pytest.CaptureFixture[str
     scores = [row["bert-large: samples_per_s"] for row in result.designs]
     near = [score for score in scores if score >= result.score / 1.01]
     assert shown[1]["others"] <= len(near) - 1 and shown[1]["complete"]
+
+
+def test_tight_memory_is_said_with_its_chance_and_where_roomier_layouts_are_found(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = undisturbed(some_job(tolerance=1e-3))
+    best, (plan,) = result.best, result.best.plans
+    needed = max(stage.total_memory_bytes for stage in plan.placement.stages)
+    assert best.out_of_memory(plan) is None and "to spare" in dict(result.summary())["Memory"]
+    hbm = replace(best.accelerator.hbm, capacity_bytes=int(1.001 * needed))
+    tight = replace(best, accelerator=replace(best.accelerator, hbm=hbm))
+    assert tight.out_of_memory(plan) == pytest.approx(0.5, abs=0.06)
+    print_result(replace(result, best=tight))
+    shown = re.sub(r"\s+", " ", capsys.readouterr().out)
+    assert re.search(r"fits, but tight: .* to spare, 5\d% chance of running out of memory", shown)
+    assert "searches more layouts on the chip, also roomier ones" in shown
+
+
+def test_the_proof_names_the_template_and_a_comparison_warns_of_two_kinds_of_chips() -> None:
+    result = undisturbed(some_job(tolerance=1e-3))
+    assert result.certificate.over.endswith(" of template systolic (no other searched)")
+    other = result.answer
+    chip = replace(other.best.accelerator, template="gpu-like-4nm")
+    gpu = replace(other, best=replace(other.best, accelerator=chip))
+    assert not compare_answers(["a", "b"], [gpu, gpu]).notes
+    assert compare_answers(["a", "b"], [other, gpu]).notes == (KINDS_DIFFER,)
 
 
 @pytest.mark.slow
@@ -229,6 +257,9 @@ def test_a_baseline_over_a_limit_gets_a_remark(capsys: pytest.CaptureFixture[str
     print_result(result, explain=True)
     shown: Any = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert "over the limit of 100 mm2" in shown
+    words = dict(result.summary())["Baselines"]
+    assert words.startswith("of this chip's score: tpuv4-expert ")
+    assert words.count("x over the limits") == 2
 
 
 @pytest.mark.slow

@@ -489,6 +489,13 @@ def test_sequences_and_batches_take_thousands_of_tokens(
     assert question.changed(devices=8).batch == batch
 
 
+def test_searches_take_batches_in_tokens_too() -> None:
+    assert SearchQuestion.of(batch_tokens="4M").batch == 1024  # of Llama 2's 4,096 tokens
+    assert SearchQuestion.of(model="gpt2-xl", sequence="2k", batch_tokens="1M").batch == 512
+    with pytest.raises(AtollError, match="batch_tokens: goes with the name of one model"):
+        SearchQuestion.of(model=["gpt2-xl", "bert-large"], batch_tokens="1M")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -11,7 +11,7 @@ from pydantic import Field
 from atoll.answers.answer import Amount, Answer, Count, Number, Positive, build_from, derived_key
 from atoll.answers.certificate import Proof
 from atoll.answers.layout import PlannedLayout
-from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
+from atoll.base.units import counted, format_bytes, format_fit, format_mfu, format_seconds
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.step.layout import Layout
@@ -171,7 +171,12 @@ class PlacementAnswer:
     @derived_key
     def layout(self) -> str:
         """Degrees and features of the layout, as plans write them, without unused ones."""
-        layout = Layout(
+        return str(self.degrees)
+
+    @property
+    def degrees(self) -> Layout:
+        """The layout with even stages, as the training planner has it."""
+        return Layout(
             tp=self.tensor,
             pp=self.pipeline,
             dp=self.data,
@@ -186,7 +191,6 @@ class PlacementAnswer:
             recompute="none" if self.recompute == "none" else "optimal",
             schedule=self.schedule,
         )
-        return str(layout)
 
     @derived_key
     def recompute(self) -> str:
@@ -293,18 +297,17 @@ class SearchedModel(PlacedModel):
         compute_s = sum(stage.compute_s for stage in self.placement.stages)
         return max(0.0, 1.0 - busy_s / compute_s) if self.layers and compute_s else 0.0
 
-    def summary(self, capacity_bytes: float, spread: float) -> list[tuple[str, str]]:
-        """Return what to run, step time and memory, as lines of (label, text); `spread`: relative
-        half width of the interval of memory.
+    def summary(self, capacity_bytes: float, out_of_memory: float | None) -> list[tuple[str, str]]:
+        """Return what to run, step time and memory, as lines of (label, text); `out_of_memory`:
+        chance of running out of memory where that is tight.
         """
         where = self.placement
         most_bytes = max(stage.total_memory_bytes for stage in where.stages)
-        margin = capacity_bytes - most_bytes
+        fits = format_fit(capacity_bytes - most_bytes, capacity_bytes, out_of_memory)
         rate = self.tokens_per_s_per_device
         batch = counted(round(self.samples_per_s * where.step_time_s), "sequence")
         tokens = round(rate * where.devices / self.samples_per_s)
         recomputed = f" ({where.recompute})" if where.recompute != "none" else ""
-        tight = ", but tight: " if most_bytes * (1 + spread) > capacity_bytes else ", "
         return [
             (
                 "Run",
@@ -319,8 +322,7 @@ class SearchedModel(PlacedModel):
             ),
             (
                 "Memory",
-                f"{format_bytes(most_bytes)} needed of {format_bytes(capacity_bytes)}: fits{tight}"
-                f"{format_bytes(margin)} ({margin / capacity_bytes:.0%}) to spare",
+                f"{format_bytes(most_bytes)} needed of {format_bytes(capacity_bytes)}: {fits}",
             ),
         ]
 

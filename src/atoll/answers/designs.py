@@ -326,6 +326,8 @@ class CompareAnswer(TableAnswer):
     runs: tuple[str, ...]
     asked: tuple[ComparedRow, ...]
     figures: tuple[ComparedRow, ...]
+    notes: tuple[str, ...] = ()
+    """What to know before the runs are compared."""
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the comparison in short: the runs, what was asked otherwise, the first figure.
@@ -345,7 +347,8 @@ class CompareAnswer(TableAnswer):
             ("Figures", row) for row in self.figures[:1]
         ]
         lines = [(label, f"{row.name}: {' | '.join(row.cells())}") for label, row in rows]
-        return [("Runs", " | ".join(self.runs)), *lines]
+        notes = [("Note", note) for note in self.notes]
+        return [("Runs", " | ".join(self.runs)), *lines, *notes]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The rows for pandas.

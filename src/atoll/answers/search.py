@@ -70,6 +70,13 @@ class ExistingDevice:
     process_nm: Positive | None = None
     area_mm2: Positive | None = None
     """As published."""
+    step_time_interval_s: tuple[Positive, Positive] | None = None
+    """Of 90 % of such runs."""
+    template_step_time_s: Positive | None = None
+    """Step of the device as a chip of the answer's template, at `template_clock_GHz`, with the
+    answer's cost model and network: what differs from the answer then is the chip alone."""
+    template_clock_GHz: Positive | None = None
+    nominal_clock_GHz: Positive | None = None
     reason: str = ""
 
 
@@ -187,32 +194,35 @@ class Robustness(SteadyChip):
     constants: tuple[ConstantShare, ...]
 
     def beats_words(self, devices: Sequence[ExistingDevice]) -> str:
-        """The share of the draws in which the answer has more throughput than each device."""
+        """The number of draws in which the answer has more throughput than each device."""
         rates = {device.device: device.throughput_samples_per_s for device in devices}
-        shares = [
-            f"{name} in {sum(score > rate for score in self.scores) / len(self.scores):.0%}"
+        counts = [
+            f"{name} in {sum(score > rate for score in self.scores)}"
             for name, rate in rates.items()
             if rate is not None and self.scores
         ]
-        return f"; faster than {', '.join(shares)} of the draws" if shares else ""
+        return f"; faster than {', '.join(counts)} of the draws" if counts else ""
 
     def words(self) -> str:
-        steady = self.steadiest
+        lost = sum(score == 0.0 for score in self.scores)
+        kept = round(self.fits * self.draws)
+        outcomes = [f"in {kept} of {self.draws} draws it keeps to the limits at its clock"]
+        if slower := self.draws - kept - lost:
+            outcomes.append(f"in {slower} it needs a lower clock")
+        if lost:
+            outcomes.append(f"in {lost} it is too large or too hot (a loss of 100%)")
         text = (
-            f"over {self.draws} draws of {len(self.constants)} constants it keeps to the limits in "
-            f"{self.fits:.0%} and loses {self.loss_mean:.1%} on average ({self.loss_p95:.0%} at "
-            f"the 95th percentile) against the best of {self.designs:,} chips in each"
+            f"{len(self.constants)} constants drawn at random: {', '.join(outcomes)}; on average "
+            f"it loses {self.loss_mean:.1%} against the best chip of each draw (of "
+            f"{self.designs:,} that keep to the limits in at least one)"
         )
         if self.without_a_chip:
-            text += f" ({self.without_a_chip} more leave no chip)"
+            text += f"; {self.without_a_chip} more draws leave no chip"
+        steady = self.steadiest
         if steady.chip == self.chip:
-            text += "; none is steadier"
+            text += "; no chip loses less on average"
         else:
-            text += (
-                f"; steadiest: {steady.chip}, which keeps to them in {steady.fits:.0%} and loses "
-                f"{steady.loss_mean:.1%} ({steady.loss_p95:.0%}"
-            )
-            text += f"; no chip loses less than {self.least_loss:.1%})" if self.least_loss else ")"
+            text += f"; least loss on average, {steady.loss_mean:.1%}: {steady.chip} or below"
         moving = [constant for constant in self.constants if constant.share >= 0.01][:3]
         if moving:
             shares = ", ".join(f"{constant.name} {constant.share:.0%}" for constant in moving)
@@ -326,6 +336,8 @@ class SearchAnswer(DrawnAnswer):
     notes: tuple[str, ...]
     baselines: Mapping[str, Amount | None]
     beside: Mapping[str, ExistingDevice]
+    step_time_interval_s: tuple[Positive, Positive] | None = None
+    """With existing devices: of 90 % of runs such as that of the first model on the answer."""
     alone: Mapping[str, ModelAlone]
     baseline_remarks: Mapping[str, str]
     plateau: tuple[NearAnswer, ...]
@@ -475,6 +487,8 @@ class DeviceComparison:
     layout: str = ""
     described: str = ""
     """The device as a chip of the template."""
+    described_step_time_s: Positive | None = None
+    """Its step with the cost model and network of the answer."""
     waterfall: tuple[WaterfallBar, ...] = ()
     remark: str = ""
 

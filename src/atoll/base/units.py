@@ -306,6 +306,16 @@ def format_slower(slower_by: float, digits: int = 2) -> str:
     return f"{words} {'slower' if slower_by > 0 else 'faster'}"
 
 
+def format_fit(spare_bytes: float, capacity_bytes: float, out_of_memory: float | None) -> str:
+    """Say that memory fits, and where it is tight the chance that it does not."""
+    if out_of_memory is None:
+        return f"fits, {format_bytes(spare_bytes)} ({spare_bytes / capacity_bytes:.0%}) to spare"
+    return (
+        f"fits, but tight: {format_bytes(spare_bytes)} to spare, "
+        f"{out_of_memory:.0%} chance of running out of memory"
+    )
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 design", "1,024 designs"."""
     plural = f"{noun}es" if noun.endswith(("ch", "x")) else f"{noun}s"

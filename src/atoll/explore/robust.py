@@ -18,7 +18,7 @@ of the best of every draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 import numpy as np
@@ -48,6 +48,8 @@ LOSS_TOLERANCE = 0.01
 MOST_TRIED = 256
 """Most chips that are evaluated to find the steadiest; the answer states the bound."""
 FIRST_ROUND, LARGEST_ROUND = 4, 256
+Report = Callable[[str, int], None]
+"""Takes the stage, and the chips that keep to the limits in it."""
 _PROBES = 256
 """Designs on which constants are tried: those that change none are not drawn."""
 
@@ -106,6 +108,12 @@ class Draws:
     def ends(self) -> list[Physics]:
         """Both ends of every varied constant."""
         return [end for constant in self.varied for end in at_ends(constant)]
+
+    def stage(self, number: int) -> str:
+        """Name a set of constants for the progress report."""
+        if number < len(self.draws):
+            return f"draw {number + 1} of {len(self.draws)}"
+        return f"range of {self.varied[(number - len(self.draws)) // 2].name}"
 
     @staticmethod
     def of(
@@ -330,11 +338,16 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
         per_die=False,
     )
     unlimited = replace(described, limits=free).build()
-    limits_passes = search.setting.limit is not None
+    progress, limits_passes = search.progress, search.setting.limit is not None
     price = None if limits_passes else search.objective.price
     draws = Draws.of(unlimited, limits, job.robust, job.seed, price, limits_passes)
+
+    def report(stage: str, left: int) -> None:
+        if progress is not None:
+            progress(f"robustness, {stage}", left, len(draws.space), 0.0, 0.0)
+
     if limits_passes:
-        return robustness_by_draw(search, draws, chosen)
+        return robustness_by_draw(search, draws, chosen, report)
     objective = replace(search.objective, price=None, every_memory=True)
     wider = Search(
         draws.space, search.variants, search.setting, objective, search.tolerance,
@@ -342,7 +355,7 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     )  # fmt: skip
     position = _positions(search.frontier.chips, wider.frontier.chips, draws.usual)
     wider.inherit(search, position)
-    return robustness(wider, draws, int(position[chosen]))
+    return robustness(wider, draws, int(position[chosen]), report)
 
 
 def _positions(narrow: Chips, wide: Chips, design: Ints) -> Ints:
@@ -357,16 +370,19 @@ def _positions(narrow: Chips, wide: Chips, design: Ints) -> Ints:
     return position[number[len(wide) :]]
 
 
-def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
+def robustness(search: Search, draws: Draws, winner: int, report: Report) -> Robustness:
     """Compare the winner with the steadiest chip, and rank constants by their effect on the best.
 
     `search` is over the space of the draws, for throughput; its evaluations are reused. Draws in
     which no chip keeps to the limits are ignored.
     """
-    compared = SharedSearch(search, draws)
-    best_scores = list(map(compared.best_score, compared.feasible, compared.prices))
+    compared, best_scores = SharedSearch(search, draws), []
+    for number, feasible in enumerate(compared.feasible):
+        report(draws.stage(number), int(feasible.sum()))
+        best_scores.append(compared.best_score(feasible, compared.prices[number]))
     compared.set_best(best_scores)
     bounds = [compared.score_bound(draw) for draw in range(len(draws.draws))]
+    report("chip of least mean loss", len(search.space))
     steadiest, least = compared.steadiest(winner)
     return compared.answer(winner, steadiest, least, best_scores[len(draws.draws) :], bounds)
 
@@ -396,7 +412,7 @@ def _shares(draws: Draws, ends: Floats) -> tuple[ConstantShare, ...]:
 # --- Limits on what passes draw -------------------------------------------------------------------
 
 
-def robustness_by_draw(search: Search, draws: Draws, chosen: int) -> Robustness:
+def robustness_by_draw(search: Search, draws: Draws, chosen: int, report: Report) -> Robustness:
     """Return the robustness where times depend on the constants: a search per draw."""
     options, profile = draws.space.hbm_options, search.setting.profile
     chips = chips_of_space(draws.space, profile, each_capacity=True)
@@ -408,6 +424,7 @@ def robustness_by_draw(search: Search, draws: Draws, chosen: int) -> Robustness:
     best_scores: list[float] = []
     bounds: list[float] = []
     for number in range(len(draws.allowed)):
+        report(draws.stage(number), int(compared.feasible[number].sum()))
         drawn, position = _search_under(search, compared, number, np.arange(len(draws.space)))
         if drawn is None:
             best_scores.append(0.0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.designs import Identity
-from atoll.answers.search import ExistingDevice, FrontAnswer, ModelAlone, Robustness
+from atoll.answers.search import FrontAnswer, ModelAlone, Robustness
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.kernel_cache import compile_in_background
 from atoll.base.registry import import_named
@@ -74,6 +74,7 @@ from atoll.training.run import Run
 from atoll.workload.stored import model_warnings
 
 PLANNER = "atoll.training.planner.existing_device"  # imported on use
+COMPARISON = "atoll.explore.explain.device_comparison"  # which imports this module
 RUNNERS_UP = 3
 PLAIN_ORDERS = ("1f1b",)
 SEARCHED_ORDERS = tuple(order for order in ORDERS if order != "gpipe")
@@ -407,13 +408,11 @@ class _SearchRun:
         return replace(result, alone=alone, wall_time_s=time.monotonic() - self.runtime.began)
 
     def _add_existing_devices(self, result: SearchResult) -> SearchResult:
-        planned: list[ExistingDevice] = []
-        for name, run in self.problem.runs.items():
-            try:
-                planned.append(import_named(f"{PLANNER}:plan_on_device")(name, run, self.stop))
-            except StoppedError:
-                self.left_out[f"device {name}"] = self.stop.reason
-        return replace(result, beside=tuple(planned))
+        if not self.problem.runs:
+            return result
+        plan_beside = import_named(f"{COMPARISON}:plan_existing_devices")
+        planned: SearchResult = plan_beside(result, self.problem, self.left_out, self.stop)
+        return planned
 
     def _add_followed_run(self, result: SearchResult) -> SearchResult:
         if self.job.from_ is None:

@@ -121,9 +121,14 @@ def _speed_words(comparison: DeviceComparison) -> str:
     device_s, answer_s = comparison.step_time_s, comparison.answer_step_time_s
     if device_s is None:
         return f"The job does not fit: {comparison.remark}"
+    described_s = comparison.described_step_time_s
+    same = ""
+    if described_s is not None:
+        ratio = f"{described_s / answer_s:.2f} times"
+        same = f" ({ratio} with the chip's software and cost model for both)"
     return (
-        f"This chip is {device_s / answer_s:.2f} times as fast: {format_seconds(answer_s)} instead "
-        f"of {format_seconds(device_s)} per step. Each change keeps those above it."
+        f"This chip is {device_s / answer_s:.2f} times as fast{same}: {format_seconds(answer_s)} "
+        f"instead of {format_seconds(device_s)} per step. Each change keeps those above it."
     )
 
 

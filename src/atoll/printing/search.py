@@ -35,9 +35,15 @@ if TYPE_CHECKING:
 
 def print_result(result: SearchResult, explain: bool = False) -> None:
     """Print the best chip, and the comparisons that were asked for."""
-    following = "--out DIR keeps the run for atoll explain and report, and DIR/chip.yaml for plan"
+    best = result.best
+    tight = any(best.out_of_memory(plan) is not None for plan in best.plans)
+    more = f"searches more layouts on the chip{', also roomier ones' * tight}"
+    following = (
+        "--out DIR keeps the run for atoll explain and report, and DIR/chip.yaml for atoll plan, "
+        f"which {more}"
+    )
     if (folder := result.kept) is not None:
-        plan = f"atoll plan --device {folder}/chip.yaml plans runs on the chip"
+        plan = f"atoll plan --device {folder}/chip.yaml {more}"
         following = f"atoll explain {folder} says why, atoll report {folder} draws it, {plan}"
     print_answer(result, following, partial(_print_details, result) if explain else None)
     for words in () if result.ahead is None else result.ahead.words():
@@ -130,18 +136,52 @@ def _print_baselines(console: Output, result: SearchResult) -> None:
 
 
 def _print_existing_devices(console: Output, result: SearchResult) -> None:
-    """Print existing devices at their best layouts, compared by throughput of the first model."""
-    rows = []
+    """Print the chip and existing devices at their best layouts, compared by the throughput of the
+    first model.
+    """
+    from atoll.hardware.silicon.chip import chip_template, rated_power_W
+
+    best, plan = result.best, result.best.plans[0]
+    step_s, interval_s = plan.placement.step_time_s, result.step_time_interval_s
+    samples = plan.samples_per_s * step_s
+
+    def sizes(*values: float | None) -> list[str]:
+        return ["" if value is None else f"{value:,.0f}" for value in values]
+
+    def rates(rate: float, between_s: tuple[float, float] | None) -> tuple[str, str]:
+        ends = [] if between_s is None else [samples / end for end in between_s[::-1]]
+        return f"{rate:,.1f}", " to ".join(f"{end:,.{0 if end >= 100 else 1}f}" for end in ends)
+
+    process_nm, watts = chip_template(best.accelerator).process_nm, rated_power_W(best.accelerator)
+    chip = (f"{plan.mfu:.1%}", *sizes(process_nm, best.area_mm2, watts), "")
+    rows = [("this chip", *rates(plan.samples_per_s, interval_s), "", "", *chip)]
+    clocks = []
     for device in result.beside:
-        rate, mfu = device.throughput_samples_per_s, device.mfu
-        sizes = (device.process_nm, device.area_mm2, device.power_W)
-        silicon = ["" if value is None else f"{value:,.0f}" for value in sizes]
-        speeds, layout = ("does not fit", "", ""), device.layout or ""
+        rate, mfu, template_s = (
+            device.throughput_samples_per_s, device.mfu, device.template_step_time_s
+        )  # fmt: skip
+        speeds = ("does not fit", "", "", "", "")
         if rate is not None and mfu is not None:
-            speeds = f"{rate:,.1f}", times(result.throughput_samples_per_s, rate), f"{mfu:.1%}"
-        rows.append((device.device, *speeds, *silicon, layout))
-    heads = ("Device", "samples/s", "speedup", "MFU", "nm", "mm2", "W", "layout")
+            same = "" if template_s is None else times(template_s, step_s)
+            between_s = device.step_time_interval_s
+            speeds = (
+                *rates(rate, between_s), times(plan.samples_per_s, rate), same, f"{mfu:.1%}"
+            )  # fmt: skip
+        silicon = sizes(device.process_nm, device.area_mm2, device.power_W)
+        rows.append((device.device, *speeds, *silicon, device.layout or ""))
+        clock, nominal = device.template_clock_GHz, device.nominal_clock_GHz
+        if clock is not None and nominal is not None and clock < nominal:
+            clocks.append(f"{device.device} at {clock:.3g} of {nominal:.3g} GHz")
+    heads = (
+        "Device", "samples/s", "90% interval", "speedup", "template", "MFU", "nm", "mm2",
+        "rated W", "layout",
+    )  # fmt: skip
     console.table(heads, rows, (0, -1))
+    console.print(
+        "template: speedup over the device in this template, with the software and cost model of "
+        "the chip"
+        f"{' (' * bool(clocks)}{', '.join(clocks)}{')' * bool(clocks)}"
+    )
 
 
 def _print_front(console: Output, against: str, front: FrontAnswer, like: Accelerator) -> None:

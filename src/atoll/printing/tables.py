@@ -330,3 +330,5 @@ def print_compared(shown: CompareAnswer) -> None:
     for title, rows in (("asked", shown.asked), ("figures", shown.figures)):
         cells = [("*" if row.differs else "", row.name, *row.cells()) for row in rows]
         console.table(("", title, *shown.runs), cells, (1,))
+    for note in shown.notes:
+        console.print(f"Note: {note}")

@@ -84,6 +84,7 @@ class SearchQuestion(Question):
     )  # fmt: skip
     devices: f.Devices = 1024
     batch: f.Batch = 4096
+    batch_tokens: f.BatchTokens = None
     sequence: f.Sequence = None
     optimizer: f.OptimizerName | None = option(
         "Optimizer states and their precision.", TRAINED, None, shown="the profile's"
@@ -211,6 +212,11 @@ class SearchQuestion(Question):
             return fields
         file = locate(str(fields["from_"]), info)
         return import_named("atoll.explore.next_chip:completed")({**fields, "from_": file})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_of_tokens(cls, fields: Any, info: ValidationInfo) -> Any:
+        return f.with_batch_of_tokens(fields, info, DEFAULT_MODELS[0].name)
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:

@@ -10,7 +10,6 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
-from atoll.base.units import parse_tokens
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.fields import ADVANCED, LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
@@ -23,7 +22,6 @@ from atoll.questions.question import (
     Seconds,
     Several,
     Share,
-    TokenCount,
     Tokens,
     locate,
     option,
@@ -97,11 +95,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     device: f.Device
     devices: f.Devices
     batch: f.Batch
-    batch_tokens: TokenCount | None = option(
-        'Tokens in a step instead of --batch, "4M" (powers of 1,024, as sequences are counted): a '
-        "multiple of the sequence.",
-        TRAINED, None, exclude=True,
-    )  # fmt: skip
+    batch_tokens: f.BatchTokens = None
     sequence: f.Sequence = None
     network: f.DeviceNetwork = None
     site: SiteFile | None = option(
@@ -195,29 +189,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     @model_validator(mode="before")
     @classmethod
     def _batch_of_tokens(cls, fields: Any, info: ValidationInfo) -> Any:
-        """Replace `batch_tokens` by the sequences that have so many tokens."""
-        if not isinstance(fields, dict) or fields.get("batch_tokens") is None:
-            return fields
-        if fields.get("batch") is not None or fields.get("from_") is not None:
-            raise AtollError("batch_tokens: the batch is given already; leave one of them out")
-        if "sequence=" in "".join(fields.get("sweep") or ()):
-            raise AtollError("batch_tokens: goes with one sequence; sweep batch instead")
-        try:
-            tokens, sequence = (parse_tokens(fields.get(n)) for n in ("batch_tokens", "sequence"))
-        except ValueError:
-            return {**fields, "batch": 1}  # refused, with a sentence for each field
-        if sequence is None and isinstance(fields.get("model"), str):
-            model = locate(str(fields["model"]), info)
-            sequence = import_named("atoll.workload:load_model")(model).sequence
-        if not isinstance(tokens, int) or not isinstance(sequence, int):
-            return {**fields, "batch": 1}  # refused likewise
-        if tokens % sequence or tokens < sequence:
-            near = max(1, round(tokens / sequence)) * sequence
-            raise AtollError(
-                f"batch_tokens: {tokens:,} is not a multiple of the sequence of {sequence:,} "
-                f"tokens; {near:,} is"
-            )
-        return {**fields, "batch": tokens // sequence, "batch_tokens": None}
+        return f.with_batch_of_tokens(fields, info)
 
     @model_validator(mode="after")
     def _check_dependent_fields(self) -> Self:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo
 
+from atoll.base.errors import AtollError
+from atoll.base.registry import import_named
+from atoll.base.units import parse_tokens
 from atoll.files.yamlfile import Count, DeviceCount
 from atoll.questions.question import (
     OUTPUT,
@@ -16,6 +19,7 @@ from atoll.questions.question import (
     Several,
     Share,
     TokenCount,
+    locate,
     option,
 )
 
@@ -66,6 +70,14 @@ DeviceNetwork = Annotated[
 ]
 Devices = Annotated[DeviceCount, option("Number of devices.", TRAINED)]
 Batch = Annotated[Count, option("Sequences in a step.", TRAINED, old=("global_batch",))]
+BatchTokens = Annotated[
+    TokenCount | None,
+    option(
+        'Tokens in a step instead of --batch, "4M" (powers of 1,024, as sequences are counted): a '
+        "multiple of the sequence.",
+        TRAINED, exclude=True,
+    ),
+]  # fmt: skip
 Sequence = Annotated[
     TokenCount | None,
     option('Tokens in a sequence, 8192 or "8k".', TRAINED, old=("seq",), shown="the model's"),
@@ -118,3 +130,33 @@ Trace = Annotated[
     Path | None,
     option("Write the step as a Chrome trace (Perfetto) to this file.", OUTPUT, exclude=True),
 ]
+
+
+def with_batch_of_tokens(fields: Any, info: ValidationInfo, default_model: str = "") -> Any:
+    """Replace `batch_tokens` by the sequences that have so many tokens."""
+    if not isinstance(fields, dict) or fields.get("batch_tokens") is None:
+        return fields
+    if fields.get("batch") is not None or fields.get("from_") is not None:
+        raise AtollError("batch_tokens: the batch is given already; leave one of them out")
+    if "sequence=" in "".join(fields.get("sweep") or ()):
+        raise AtollError("batch_tokens: goes with one sequence; sweep batch instead")
+    try:
+        tokens, sequence = (parse_tokens(fields.get(n)) for n in ("batch_tokens", "sequence"))
+    except ValueError:
+        return {**fields, "batch": 1}  # refused, with a sentence for each field
+    model = fields.get("model") or default_model
+    models = model if isinstance(model, list | tuple) else (model,)
+    if len(models) > 1 or isinstance(models[0], dict):
+        raise AtollError("batch_tokens: goes with the name of one model; give batch instead")
+    if sequence is None and models[0] and isinstance(models[0], str | Path):
+        named = locate(str(models[0]), info)
+        sequence = import_named("atoll.workload:load_model")(named).sequence
+    if not isinstance(tokens, int) or not isinstance(sequence, int):
+        return {**fields, "batch": 1}  # refused likewise
+    if tokens % sequence or tokens < sequence:
+        near = max(1, round(tokens / sequence)) * sequence
+        raise AtollError(
+            f"batch_tokens: {tokens:,} is not a multiple of the sequence of {sequence:,} "
+            f"tokens; {near:,} is"
+        )
+    return {**fields, "batch": tokens // sequence, "batch_tokens": None}

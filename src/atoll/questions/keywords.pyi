@@ -57,6 +57,7 @@ class ChipFields(TypedDict, total=False):
     model: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] | None
     devices: int | None
     batch: int | None
+    batch_tokens: int | str | None
     sequence: int | str | None
     optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     precision: Literal["bf16", "fp8", "nvfp4"] | None
@@ -324,6 +325,7 @@ class SearchFields(TypedDict, total=False):
     model: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] | None
     devices: int | None
     batch: int | None
+    batch_tokens: int | str | None
     sequence: int | str | None
     optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd", "momentum", "adafactor"] | str | None
     precision: Literal["bf16", "fp8", "nvfp4"] | None

@@ -14,6 +14,7 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import MappingAnswer, WaferAnswer
 from atoll.base.errors import AtollError
 from atoll.files.inputs import check_readable
+from atoll.hardware.silicon.physical import GPU
 from atoll.report.folder import open_folder
 from atoll.several.figures import (
     Figures,
@@ -23,6 +24,10 @@ from atoll.several.figures import (
     result_figures,
 )
 
+KINDS_DIFFER = (
+    "the model of GPU-like chips has losses of launches, waits and uneven work that systolic chips "
+    "do not have: compare GPU-like chips with each other (docs/chips.md)"
+)
 KINDS = (PlanAnswer, EstimateAnswer, SearchAnswer, WaferAnswer, MappingAnswer)
 
 
@@ -47,7 +52,17 @@ def compare_answers(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnsw
         runs=tuple(names),
         asked=(*asked, *_shapes(asked, runs)),
         figures=_rows(list(map(result_figures, runs))),
+        notes=_notes(runs),
     )
+
+
+def _notes(runs: Sequence[Answer]) -> tuple[str, ...]:
+    """Return why chips of two kinds are not compared as chips of one kind are."""
+    templates = [
+        run.best.accelerator.template or "" for run in runs if isinstance(run, SearchAnswer)
+    ]
+    kinds = {name.startswith(GPU) for name in templates}
+    return (KINDS_DIFFER,) if len(kinds) > 1 else ()
 
 
 def _rows(

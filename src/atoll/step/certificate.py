@@ -36,6 +36,8 @@ class Certificate:
     """Description of the search space; empty: `items` and `kind`."""
     peak_bound: float = math.inf
     """No item scores higher with any layout, searched or not; infinite: not known."""
+    template: str = ""
+    """Name and kind of the template of all items, where other templates have items too."""
     doubt: str = ""
     """Why the bound is not one on what would be measured; empty: it is."""
 
@@ -53,7 +55,8 @@ class Certificate:
 
     @property
     def over(self) -> str:
-        return self.subject or counted(self.items, self.kind)
+        within = f" of template {self.template}" if self.template else ""
+        return self.subject or f"{counted(self.items, self.kind)}{within}"
 
     def sentence(self) -> str:
         if self.doubt:
@@ -66,7 +69,7 @@ class Certificate:
         if not (self.proven and math.isfinite(self.peak_bound)):
             return sentence
         more = most_better(relative_gap(self.score, self.peak_bound))
-        return f"{sentence}; layouts that were not searched: at most {more:.0%} better"
+        return f"{sentence}; layouts not searched: at most {more:.0%} better"
 
 
 def relative_gap(score: float, bound: float) -> float:

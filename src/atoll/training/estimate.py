@@ -16,7 +16,7 @@ from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
 from atoll.base.notebook import answer_html, bar_text, summary_lines
 from atoll.base.registry import import_named
-from atoll.base.units import format_bytes, format_mfu, format_seconds, ranges
+from atoll.base.units import format_bytes, format_fit, format_mfu, format_seconds, ranges
 from atoll.cost.pricer import total
 from atoll.hardware.gpu import Gpu
 from atoll.step.layout import HOST, Layout, check_layout
@@ -296,13 +296,9 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         run = self.run
         free = f" less {100 * run.headroom:.4g}% kept free" if run.headroom else ""
         margin = run.capacity_bytes - self.worst.needed
-        words = f"fits, {format_bytes(margin)} ({margin / run.gpu.hbm_bytes:.0%}) to spare"
-        if self.tight:
-            words = (
-                f"fits, but tight: {format_bytes(margin)} to spare, "
-                f"{self.out_of_memory:.0%} chance of running out of memory"
-            )
-        elif not self.fits:
+        chance = self.out_of_memory if self.tight else None
+        words = format_fit(margin, run.gpu.hbm_bytes, chance)
+        if not self.fits:
             words = f"DOES NOT FIT, {format_bytes(-margin)} too much"
         return (
             f"{format_bytes(self.worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}"

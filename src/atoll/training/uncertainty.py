@@ -252,12 +252,12 @@ def least_time_spread(run: Run, layout: Layout) -> Spread:
     errors = error_fits().step_time.causes
     weights = {name: errors[name] ** -2 for name in EXCLUSIVE}
     shares = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-    return step_spread(run, shares | _layout_shares(layout))
+    return step_spread(run, shares | _layout_shares(layout.zero))
 
 
-def _layout_shares(layout: Layout) -> dict[str, float]:
+def _layout_shares(zero: int) -> dict[str, float]:
     """Return the shares of causes that act on all of a step or not at all."""
-    return {"sharding": float(layout.zero >= 2), "source": 1.0}
+    return {"sharding": float(zero >= 2), "source": 1.0}
 
 
 def time_shares(
@@ -300,7 +300,7 @@ def time_shares(
         "pipeline": part["pipeline_bubble"] + part["pipeline_sends"],
         "slowest": run.waiting - 1,
         "device": 0.0 if is_measured(run, layout) else compute,
-        **_layout_shares(layout),
+        **_layout_shares(layout.zero),
     }
 
 
@@ -312,9 +312,8 @@ def host_chance(launch_ratio: float) -> float:
     return 0.5 * math.erfc(-math.log(launch_ratio) / errors)
 
 
-def memory_shares(layout: Layout, stage: Memory) -> dict[str, float]:
+def memory_shares(zero: int, parts_bytes: Mapping[str, float]) -> dict[str, float]:
     """Return the shares of a stage's allocated memory that causes of errors act on."""
-    parts_bytes = stage.parts()
     total_bytes = sum(parts_bytes.values())
     states = sum(parts_bytes[name] for name in ("weights", "gradients", "optimizer")) / total_bytes
     activations = parts_bytes["activations"] / total_bytes
@@ -322,13 +321,13 @@ def memory_shares(layout: Layout, stage: Memory) -> dict[str, float]:
         "states": states,
         "activations": activations,
         "buffers": 1 - states - activations,
-        **_layout_shares(layout),
+        **_layout_shares(zero),
     }
 
 
 def memory_spread(run: Run, layout: Layout, stage: Memory) -> Spread:
     """Return the distribution of measured over estimated memory of a stage."""
-    shipped = spread(error_fits().memory, memory_shares(layout, stage))
+    shipped = spread(error_fits().memory, memory_shares(layout.zero, stage.parts()))
     return shipped.with_cause("arguments", unpriced_doubt(run.arguments))
 
 

@@ -35,8 +35,8 @@ from atoll.hardware.catalog import load_network
 from atoll.hardware.silicon.chip import chip_template
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
-from atoll.step.certificate import Certificate
-from atoll.training.uncertainty import error_fits
+from atoll.step.certificate import Certificate, times
+from atoll.training.uncertainty import error_fits, memory_shares, spread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +55,18 @@ class Design:
     area_mm2: float
     peak_power_W: float
     plans: tuple[SearchedModel, ...]
+
+    def out_of_memory(self, plan: SearchedModel) -> float | None:
+        """Return the chance that a plan needs more memory than a device has, as a plan of the
+        training planner states it; None where the interval of its memory ends below.
+        """
+        worst = max(plan.placement.stages, key=lambda stage: stage.total_memory_bytes)
+        shares = memory_shares(plan.placement.zero, worst.memory_parts_bytes)
+        error = spread(error_fits().memory, shares)
+        capacity_bytes = self.accelerator.hbm.capacity_bytes
+        if error.interval(worst.total_memory_bytes).high <= capacity_bytes:
+            return None
+        return error.chance_above(capacity_bytes / worst.total_memory_bytes)
 
     def answer(self) -> DesignAnswer:
         first = self.plans[0]
@@ -107,6 +119,8 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
     """What was searched."""
     beside: tuple[ExistingDevice, ...] = ()
     """Existing devices, planned for the same job."""
+    step_time_interval_s: tuple[float, float] | None = None
+    """Interval of the first model's step, where existing devices were planned."""
     alone: tuple[ModelAlone, ...] = ()
     """Every model's best chip, where several models share the answer."""
     price_per_device: float | None = None
@@ -122,6 +136,15 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
             return ""
         devices = () if self.job.per or len(self.best.plans) > 1 else self.beside
         return self.robustness.words() + self.robustness.beats_words(devices)
+
+    def _baseline_words(self) -> str:
+        """The scores of the baselines relative to that of the answer."""
+        ratios = ", ".join(
+            f"{name} {'does not fit' if value is None else times(value, self.score)}"
+            f"{' over the limits' * ('over the limit' in self.baseline_remarks.get(name, ''))}"
+            for name, value in self.baselines.items()
+        )
+        return f"of this chip's score: {ratios}"
 
     @property
     def kept(self) -> Path | None:
@@ -277,23 +300,27 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
             >>> import atoll
             >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
             >>> [label for label, _ in result.summary()]
-            ['Chip', 'Limits', 'Run', 'Step', 'Memory', 'Confidence']
+            ['Chip', 'Limits', 'Run', 'Step', 'Memory', 'Baselines', 'Confidence']
         """
         best, chip = self.best, self.best.accelerator
-        figures = f"{best.area_mm2:.1f} mm2, {chip.peak_flops / 1e12:.0f} TFLOP/s"
+        figures = (
+            f"{best.area_mm2:.1f} mm2, {chip.clock_Hz / 1e9:.3g} GHz, "
+            f"{chip.peak_flops / 1e12:.0f} TFLOP/s"
+        )
         scope_notes = () if self.scope is None else self.scope.notes
         cautions = (note for note in scope_notes if not note.startswith("layouts not tried"))
         lines = [("Note", words) for words in (*self.warnings, *self.ending_lines(), *cautions)]
-        lines.append(("Chip", f"{chip.describe()}: {figures}, {best.peak_power_W:.0f} W at peak"))
+        lines.append(("Chip", f"{chip.describe()}: {figures}, {best.peak_power_W:.0f} W peak"))
         if limits := self._limit_words():
             lines.append(("Limits", limits))
-        spread = error_fits().memory.half_width
         for plan in best.plans:
-            lines += plan.summary(chip.hbm.capacity_bytes, spread)
+            lines += plan.summary(chip.hbm.capacity_bytes, best.out_of_memory(plan))
         if self.job.per is not None:
             lines.append(("Cost", self.price_words()))
         if self.robustness is not None:
             lines.append(("Robustness", self._robustness_words()))
+        if self.baselines:
+            lines.append(("Baselines", self._baseline_words()))
         return [*lines, ("Confidence", self.certificate.sentence())]
 
     def __str__(self) -> str:

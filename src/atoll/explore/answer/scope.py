@@ -308,8 +308,8 @@ def chosen_hbm(
         )
         raise AtollError(
             f"job: hbm: space {space} has no HBM of {format_bytes(missing[0])}, and its own differ "
-            f"in bandwidth or area: {listing}; take one of those, or add a line under hbm in the "
-            "space's file."
+            f"in bandwidth or area: {listing}; take one of those, or give a space file whose hbm "
+            "lists it, as examples/spaces/h100-budget.yaml does for 80 GiB."
         )
     chosen = [option for option in options if option.capacity_bytes in wanted]
     chosen += [replace(options[0], capacity_bytes=size) for size in missing]

@@ -14,9 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from atoll.answers.design import SearchedModel
-from atoll.answers.search import ComparedFigure, DeviceComparison, SearchAnswer, WaterfallBar
-from atoll.base.errors import InfeasibleError
+from atoll.answers.search import (
+    ComparedFigure,
+    DeviceComparison,
+    ExistingDevice,
+    SearchAnswer,
+    WaterfallBar,
+)
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import format_bandwidth, format_bytes
+from atoll.explore.answer.result import SearchResult
 from atoll.explore.baselines import single_chip_space
 from atoll.explore.design_builder import DesignBuilder
 from atoll.explore.explain.described_device import described_device, losses_words
@@ -26,7 +34,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.explore.run import existing_device_runs, prepare_search
+from atoll.explore.run import ChipProblem, existing_device_runs, prepare_search
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.hardware.device import TemplateChip
 from atoll.hardware.gpu import Gpu
@@ -34,8 +42,8 @@ from atoll.hardware.silicon.chip import accelerator_area_mm2, chip_stalls, rated
 from atoll.questions import SearchQuestion
 from atoll.tools.registry import tool_of_stack
 from atoll.tools.stack import CHIP
-from atoll.training.estimate import Estimate
-from atoll.training.planner.existing_device import best_estimate
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.planner.existing_device import best_estimate, plan_on_device
 from atoll.training.run import Run
 
 CLASSES = (
@@ -101,10 +109,44 @@ class DeviceComparer:
         """Prepare comparisons; `neighbours` are those of the same answer."""
         job, plan = SearchQuestion.from_dict(answer.job), answer.best.models[0]
         setting, variants = neighbours.setting, neighbours.variants
+        return DeviceComparer.of_first(job, neighbours.chip, plan, setting, variants)
+
+    @staticmethod
+    def of_first(
+        job: SearchQuestion, chip: Accelerator, plan: SearchedModel, setting: SearchSetting,
+        variants: Variants,
+    ) -> DeviceComparer:  # fmt: skip
+        """Prepare comparisons for the first model of a job."""
         if len(job.models) > 1:
             job = job.changed(model=(job.models[0],))
             setting, variants = prepare_search(job)
-        return DeviceComparer(job, neighbours.chip, plan, setting, variants)
+        return DeviceComparer(job, chip, plan, setting, variants)
+
+    def in_template(self, device: ExistingDevice, run: Run) -> ExistingDevice:
+        """Add the step of a device as a chip of the answer's template."""
+        described = described_device(run.gpu, self.chip)
+        step = self._evaluated("", "", "", described, replace(self.setting, limit=None))
+        return replace(
+            device,
+            template_step_time_s=step.step_time_s,
+            template_clock_GHz=described.clock_Hz / 1e9,
+            nominal_clock_GHz=run.gpu.clock_Hz / 1e9,
+        )
+
+    def interval_s(self, run: Run) -> tuple[float, float] | None:
+        """Return the interval of the answer's step, with the errors that a plan on the chip has;
+        `run` is the same job on any device. None where the planner cannot run the layout."""
+        chip = replace(
+            run, gpu=TemplateChip(self.chip), network=self.setting.network, network_assumed=False,
+            stack=CHIP, tool=tool_of_stack(CHIP.name),
+        )  # fmt: skip
+        placement = self.plan.placement
+        try:
+            spread = Estimator(chip).estimate(placement.degrees).time_spread
+        except AtollError:
+            return None
+        interval = spread.interval(placement.step_time_s)
+        return interval.low, interval.high
 
     def compare(self, devices: Sequence[str]) -> dict[str, DeviceComparison]:
         """Return the comparison with each device on its usual network and software."""
@@ -122,14 +164,21 @@ class DeviceComparer:
             )
         described = described_device(run.gpu, self.chip)
         device_s, chip_s = _device_classes_s(estimate), _answer_classes_s(self.plan)
+        waterfall = _bars(estimate.step.time_s, self._changes(run, described), answer_s)
+        clock = f"{described.clock_Hz / 1e9:.3g} GHz"
+        if isinstance(run.gpu, Gpu):
+            clock += f", its clock in long products (nominal: {run.gpu.clock_Hz / 1e9:.3g} GHz)"
         return DeviceComparison(
             step_time_s=estimate.step.time_s,
             answer_step_time_s=answer_s,
             figures=self._figures(run, estimate),
             classes_s={name: (device_s[name], chip_s[name]) for name in CLASSES},
             layout=str(estimate.layout),
-            described=f"{described.describe()} at {described.clock_Hz / 1e9:.3g} GHz",
-            waterfall=_bars(estimate.step.time_s, self._changes(run, described), answer_s),
+            described=f"{described.describe()} at {clock}",
+            described_step_time_s=next(
+                (bar.step_time_s for bar in waterfall if bar.change.endswith("cost model")), None
+            ),
+            waterfall=waterfall,
         )
 
     def _figures(self, run: Run, estimate: Estimate | None) -> tuple[ComparedFigure, ...]:
@@ -191,6 +240,25 @@ class DeviceComparer:
             return _Change(change, before, after, None, "")
         placement = DesignBuilder(search).design(outcome.best).plans[0].placement
         return _Change(change, before, after, placement.step_time_s, placement.layout)
+
+
+def plan_existing_devices(
+    result: SearchResult, problem: ChipProblem, left_out: dict[str, str], stop: Stop
+) -> SearchResult:
+    """Plan the job of a search on its existing devices, and compare them with the answer; devices
+    for which no time is left are noted in `left_out`."""
+    comparer = DeviceComparer.of_first(
+        problem.job, result.best.accelerator, result.best.plans[0], problem.setting,
+        problem.variants,
+    )  # fmt: skip
+    planned: list[ExistingDevice] = []
+    for name, run in problem.runs.items():
+        try:
+            planned.append(comparer.in_template(plan_on_device(name, run, stop), run))
+        except StoppedError:
+            left_out[f"device {name}"] = stop.reason
+    interval_s = comparer.interval_s(next(iter(problem.runs.values())))
+    return replace(result, beside=tuple(planned), step_time_interval_s=interval_s)
 
 
 def _with_part(chip: Accelerator, answer: Accelerator, fields: tuple[str, ...]) -> Accelerator:

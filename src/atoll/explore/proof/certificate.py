@@ -10,6 +10,9 @@ import numpy as np
 from atoll.cost.chips import distinct_rows
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
+from atoll.hardware.silicon.physical import is_physical
+from atoll.hardware.template.stalls import CACHED
+from atoll.hardware.template.template import ChipTemplate
 from atoll.step.certificate import Certificate
 
 CONSTRAINTS = "roofline or constraints"
@@ -52,7 +55,14 @@ def certificate_of(
         },
         tightened=outcome.tightened,
         peak_bound=max(_peak_bound(search), outcome.bound),
+        template=_template_words(search.space.template),
     )
+
+
+def _template_words(template: ChipTemplate) -> str:
+    """Name a template and its kind of chip, and say that no other was searched."""
+    kind = "systolic; " if is_physical(template) and template.stalls != CACHED else ""
+    return f"{template.name} ({kind}no other searched)"
 
 
 def _peak_bound(search: Search) -> float:

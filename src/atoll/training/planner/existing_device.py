@@ -50,6 +50,7 @@ def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDev
         best = best_estimate(run, stop)
     except InfeasibleError as error:
         return replace(none, reason=str(error))
+    interval = best.interval.step_time_s
     return replace(
         none,
         fits=True,
@@ -57,4 +58,5 @@ def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDev
         step_time_s=best.step.time_s,
         mfu=best.mfu,
         layout=str(best.layout),
+        step_time_interval_s=(interval.low, interval.high),
     )
