@@ -62,8 +62,12 @@ Device = Annotated[
 ]
 DeviceNetwork = Annotated[
     NetworkName | None,
-    option("Network of the catalogue or a file.", SYSTEM, shown="the device's"),
-]
+    option(
+        "Network: name, file, or links (switch-8@450GB/s: nodes of 8, joined by InfiniBand of 25 "
+        "GB/s per device); dgx-h100:infiniband=50GB/s changes a level's bandwidth per device.",
+        SYSTEM, shown="the device's",
+    ),
+]  # fmt: skip
 Devices = Annotated[DeviceCount, option("Number of devices.", TRAINED)]
 Batch = Annotated[Count, option("Sequences in a step.", TRAINED, old=("global_batch",))]
 Sequence = Annotated[
