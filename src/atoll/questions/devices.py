@@ -344,7 +344,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     )
     ties: Share = option(
         "Layouts this close to the fastest count as equal: the simplest that is not tight in "
-        "memory is chosen.",
+        "memory is chosen, or a slower one if all are tight. 0: the fastest.",
         ADVANCED, TIES, shown="1%, for chips 0",
     )  # fmt: skip
     risk: Literal["mean", "median", "p75", "p90"] = option(
