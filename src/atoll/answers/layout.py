@@ -271,7 +271,7 @@ def candidates_words(candidates: Sequence[LayoutCandidate], between: float) -> s
         for candidate in candidates
     )
     close = all(abs(candidate.slower) <= between for candidate in candidates)
-    why = f"within the model error of {between:.0%}, so " if close else ""
+    why = f"within the model error of {between:.0%}: " if close else ""
     return f"{words}; {why}benchmark too" if words else ""
 
 

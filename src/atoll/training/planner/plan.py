@@ -191,7 +191,7 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.to_try()  # doctest: +ELLIPSIS
-            '...; within the model error of ..., so benchmark too'
+            '...; within the model error of ...: benchmark too'
         """
         return candidates_words(self.alternatives, error_fits().between_layouts.median)
 
