@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from atoll.files.yamlfile import Count, DeviceCount
 from atoll.questions.question import (
@@ -28,6 +29,23 @@ ADVANCED = "Advanced"
 Counts = Annotated[tuple[Count, ...], Several]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
 
+
+def block_counts(value: Any) -> Any:
+    """Return the counts of text as answers print it, "15+17x2+15"; other values as they are."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    counts: list[int] = []
+    for part in parts:
+        text = part.removeprefix("blocks-") if isinstance(part, str) else ""
+        if not _BLOCK_RUNS.fullmatch(text):
+            return value  # which the field takes or refuses
+        for run in text.split("+"):
+            size, _, times = run.partition("x")
+            counts += [int(size)] * int(times or 1)
+    return counts
+
+
+_BLOCK_RUNS = re.compile(r"\d{1,4}(x\d{1,4})?(\+\d{1,4}(x\d{1,4})?)*")
+BlockCounts = Annotated[Counts, BeforeValidator(block_counts)]
 ModelName = Annotated[
     str, Named(loader="atoll.workload:load_model", file=True, offers="atoll.workload:zoo_names")
 ]
