@@ -81,8 +81,8 @@ Device = Annotated[
 DeviceNetwork = Annotated[
     NetworkName | None,
     option(
-        "Network: name, file, or links (switch-8@450GB/s: nodes of 8, joined by InfiniBand of 25 "
-        "GB/s per device); dgx-h100:infiniband=50GB/s changes a level's bandwidth per device.",
+        "Network: name, file, links (switch-8@450GB/s; nodes are joined by 25 GB/s of InfiniBand "
+        "per device), or a level's bandwidth per device (dgx-h100:infiniband=50GB/s).",
         SYSTEM, shown="the device's",
     ),
 ]  # fmt: skip

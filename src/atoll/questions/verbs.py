@@ -70,7 +70,7 @@ class HardwareQuestion(Question):
         SYSTEM, None, shown="the catalogue",
     )  # fmt: skip
     yaml: bool = option(
-        "Print its file (YAML), to edit and use.", OUTPUT, False,
+        "Print its file (YAML), to edit.", OUTPUT, False,
         exclude=True,
     )  # fmt: skip
     example = "atoll hardware h100"
