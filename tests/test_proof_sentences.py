@@ -20,6 +20,8 @@ from atoll.step.certificate import (
 
 
 def said_better(sentence: str) -> float:
+    if sentence.endswith(": none is better"):
+        return 0.0
     found = re.search(r"([\d.]+)% better", sentence)
     assert found is not None
     return float(found.group(1)) / 100

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
@@ -35,6 +36,7 @@ from atoll.hardware.catalog import (
     AcceleratorFile,
     NetworkFile,
     accelerator_names,
+    entry_text,
     is_file,
     load_accelerator,
     load_network,
@@ -57,6 +59,8 @@ from atoll.hardware.spacefile import read_space, space_file
 from atoll.hardware.wafer_files import WaferFile, load_wafer, load_wafers, wafer_names
 
 SPACES = ("phaze",)
+NETWORK = "network/"
+"""Before the name of a network, which some devices have too."""
 
 
 def catalogue() -> CatalogueAnswer:
@@ -84,6 +88,8 @@ def hardware_names() -> tuple[str, ...]:
 def describe(name: str) -> HardwareAnswer:
     """Describe a name of the catalogue, a device in free spelling, or a file."""
     name = str(as_path("name", name))
+    if name.startswith(NETWORK):
+        return _network(name.removeprefix(NETWORK))
     if is_file(name):
         return _FILES[_kind(name)][1](name)
     names: dict[Callable[[str], HardwareAnswer], tuple[str, ...]] = {
@@ -101,6 +107,30 @@ def describe(name: str) -> HardwareAnswer:
         return _device(device)
     near = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
     raise unknown_entry("hardware", name, suggestion(name.lower(), near))
+
+
+def describe_file(name: str) -> str:
+    """Return the YAML file of an entry of the catalogue, or a user's own."""
+    describe(name)  # which refuses unknown names and files
+    if is_file(name):
+        return Path(name).read_text(encoding="utf-8")
+    kinds = {
+        "gpu": gpu_names(),
+        "network": network_names(),
+        "accelerator": accelerator_names(),
+        "wafer": wafer_names(),
+    }
+    if name.startswith(NETWORK):
+        kinds, name = {"network": kinds["network"]}, name.removeprefix(NETWORK)
+    for kind, names in kinds.items():
+        if name in names:
+            return entry_text(kind, name)
+    if (device := gpu_name(name)) is not None:
+        return entry_text("gpu", device)
+    raise AtollError(
+        f"yaml: {name} is not kept as a file; those of the catalogue's devices, accelerators, "
+        "networks and wafers are"
+    )
 
 
 def _device(name: str) -> DeviceAnswer:

@@ -121,6 +121,16 @@ def test_files_are_looked_up_beside_the_job_and_keywords_override_it(tmp_path: P
     assert [entry.sequence for entry in found.models] == [64, 64]
 
 
+@pytest.mark.parametrize(
+    "blocks", ["15+17x2+15", "blocks-15+17x2+15", ["15", "17x2", "15"], [15, 17, 17, 15]]
+)
+def test_blocks_are_taken_as_answers_print_them(blocks: Any) -> None:
+    asked = {"model": "gpt2-xl", "device": "h100", "pp": 4, "blocks": blocks}
+    assert EstimateQuestion.of(**asked).blocks == (15, 17, 17, 15)
+    with pytest.raises(AtollError, match="blocks"):
+        EstimateQuestion.of(**asked | {"blocks": "15+17y2"})
+
+
 # --- Names ----------------------------------------------------------------------------------------
 
 

@@ -309,6 +309,13 @@ def test_the_answer_as_data(tmp_path: Path) -> None:
     assert found.answer.load(found.save(tmp_path / "plan.json")) == found.answer
 
 
+def test_a_batch_of_tokens_is_a_batch_on_pods_too(tmp_path: Path) -> None:
+    found = asked(tmp_path, batch=None, batch_tokens="32k", sequence="1k", pp=[1])
+    assert found.pods.runs[0].global_batch == 32
+    with pytest.raises(AtollError, match="batch_tokens: the batch is given already"):
+        asked(tmp_path, batch=16, batch_tokens="32k", sequence="1k", pp=[1])
+
+
 def test_launch_files_have_uneven_stages_or_are_refused(tmp_path: Path) -> None:
     stages = asked(tmp_path, pp=[16])
     assert stages.best.placed.by == "stages"

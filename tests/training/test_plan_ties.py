@@ -128,6 +128,23 @@ def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
     assert alone.choice() == "" == alone.answer.choice
 
 
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.4])
+def test_an_answer_says_why_it_does_not_name_the_fastest(share: float) -> None:
+    found = plan(fitting(share)[0], AXES, ties=1e-9)
+    confidence = dict(found.summary())["Confidence"]
+    if found.best.layout == found.fastest.layout:
+        assert confidence.startswith("proven fastest of ")
+        return
+    risk = f"may run out of memory ({found.fastest.out_of_memory:.0%} chance)"
+    faster = f"{1 - found.fastest.step.time_s / found.best.step.time_s:.1%} faster"
+    assert found.fastest.tight and not found.best.tight
+    assert confidence.startswith(f"the fastest, {faster}, {risk}; it is proven fastest of ")
+    assert found.choice().endswith(risk)
+    whys = [reason for reason in found.reasons if (reason.slower or 0.0) < 0]
+    assert whys and all("would be" in w.why and "may run out of memory" in w.why for w in whys)
+    assert all(c.tight is found.space.estimator.estimate(c.axes).tight for c in found.alternatives)
+
+
 @pytest.mark.parametrize(
     ("simple", "other"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -236,7 +237,7 @@ def test_a_run_of_tokens_has_days_hours_dollars_and_energy(atoll: Run) -> None:
     assert whole["dollars"] == pytest.approx(2.5 * whole["device_hours"])
     assert whole["days_low"] < whole["days"] < whole["days_high"]
     code, out, _ = atoll(*asked)
-    assert "for 10 B tokens, " in out and "dollars" in out
+    assert "for 10 B tokens, " in out and re.search(r", \$[\d,]+ \([\d.]+k? to [\d.]+k?\)", out)
     _, out, _ = atoll(*asked[:-4], "--json")
     assert json.loads(out)["whole_run"] is None
     code, out, err = atoll(*asked, "--mtbf", "1 s")

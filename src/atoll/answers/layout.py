@@ -35,8 +35,8 @@ MOST_PASSES = 500_000
 
 @dataclass(frozen=True, slots=True)
 class ExpectedError:
-    """The mean absolute error of the step time over measured runs of a kind, on which nothing was
-    fitted.
+    """The mean absolute error that is expected of the step time: of a layout, from its parts and
+    the errors of measured runs by cause; at a site, that of its own runs.
     """
 
     of: str
@@ -47,7 +47,7 @@ class ExpectedError:
     """Whether the device was never timed, or the layout is outside the measured ones."""
 
     def sentence(self) -> str:
-        return f"{self.mean:.0%} mean error in {self.runs:,} runs ({self.of})"
+        return f"expected error {self.mean:.0%} ({self.of}; {self.runs:,} measured runs)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,15 +264,18 @@ class LayoutCandidate:
     """In words."""
     axes: PlannedLayout
     slower: Number
+    tight: bool = False
+    """Whether it fits, but not at the upper end of the interval."""
 
 
 def candidates_words(candidates: Sequence[LayoutCandidate], between: float) -> str:
     """Return which layouts to benchmark and why; empty if none is near."""
     words = "; ".join(
-        f"{candidate.layout} ({format_slower(candidate.slower, 1)})" for candidate in candidates
+        f"{candidate.layout} ({format_slower(candidate.slower, 1)}{', tight' * candidate.tight})"
+        for candidate in candidates
     )
     close = all(abs(candidate.slower) <= between for candidate in candidates)
-    why = f"within the model error of {between:.0%}, so " if close else ""
+    why = f"within the model error of {between:.0%}: " if close else ""
     return f"{words}; {why}benchmark too" if words else ""
 
 

@@ -194,7 +194,7 @@ class RunAnswer(Exportable, DrawnAnswer):
     memory_bytes: PlanMemory
     breakdown_s: Mapping[str, Number]
     expected_error: ExpectedError
-    """Mean error of such estimates."""
+    """Mean error that is expected of such an estimate."""
     interval: Interval
     uncertainty: Uncertainty | None = None
     """Causes of the interval, and what would narrow it."""

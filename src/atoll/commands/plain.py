@@ -13,7 +13,13 @@ from atoll.commands.common import answer, print_json
 from atoll.commands.environment import environment
 from atoll.printing import search, tables, training
 from atoll.questions import Question
-from atoll.questions.verbs import CheckQuestion, ExplainQuestion, ModelsQuestion, SchemaQuestion
+from atoll.questions.verbs import (
+    CheckQuestion,
+    ExplainQuestion,
+    HardwareQuestion,
+    ModelsQuestion,
+    SchemaQuestion,
+)
 
 if TYPE_CHECKING:
     from atoll.answers.validation import OperatorsValidation
@@ -132,5 +138,16 @@ def _check(question: CheckQuestion, as_json: bool, explain: bool) -> None:
     answer(ANSWERED["check"](question), as_json, show)
 
 
+def _hardware(question: HardwareQuestion, as_json: bool) -> None:
+    if not question.yaml:
+        answer(ANSWERED["hardware"](question), as_json, PRINTED["hardware"])
+        return
+    from atoll.catalogue import describe_file
+
+    if question.name is None or as_json:
+        raise AtollError("yaml: prints the file of one entry; give its name, and leave out --json.")
+    print(describe_file(question.name), end="")
+
+
 PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in PRINTED}
-PLAIN |= {"check": _check, "schema": _schema}
+PLAIN |= {"check": _check, "hardware": _hardware, "schema": _schema}

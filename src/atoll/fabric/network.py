@@ -79,6 +79,8 @@ def reached_share(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> 
 class Network:
     name: str
     levels: tuple[FabricLevel, ...]
+    left_out: tuple[str, ...] = ()
+    """Fields of the start of messages that a user's file does not state; 0 is assumed."""
 
     @cached_property
     def terms_cache(self) -> dict[tuple[str, int, int], Any]:

@@ -6,6 +6,7 @@ same form.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from math import prod
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atoll.base.errors import AtollError
-from atoll.base.units import counted, parse_bytes
+from atoll.base.units import (
+    BANDWIDTH,
+    UnitError,
+    counted,
+    format_quantity,
+    parse_bytes,
+    parse_quantity,
+)
 from atoll.fabric.network import FabricLevel, Network
 from atoll.fabric.topology import SWITCHED, TORUS, parse_linked_network
 from atoll.files.ranges import (
@@ -304,6 +312,17 @@ class NetworkFile(FileModel):
             levels=tuple(level.level() for level in self.levels),
         )
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Keys of the start of messages that the innermost level lacks, unless it is a torus."""
+        inner = self.levels[0]
+        stated = inner.model_fields_set if not inner.shapes else {"start_s", "few"}
+        return tuple(
+            key
+            for name, key in (("start_s", "start"), ("few", "few_members"))
+            if name not in stated
+        )
+
 
 def load_accelerator(name_or_path: str | Path) -> Accelerator:
     """A chip of the catalogue, or of a user's YAML file."""
@@ -316,12 +335,54 @@ def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """A network of the catalogue, of a user's YAML file, or of links: `switch-64@450GB/s`."""
-    topology_and_links = None if is_file(name_or_path) else parse_linked_network(str(name_or_path))
-    if topology_and_links is None:
-        return load_entry("network", name_or_path, NetworkFile).network()
-    topology, link_Bps = topology_and_links
-    return topology.network(link_Bps, load_network(SWITCHED if topology.switched else TORUS))
+    """Load a network of the catalogue, of a user's YAML file, or of links (`switch-64@450GB/s`);
+    levels may be given another bandwidth: `dgx-h100:infiniband=25GB/s`.
+    """
+    name = str(name_or_path)
+    if is_file(name):
+        file = load_yaml(name, NetworkFile)
+        return replace(file.network(), left_out=file.left_out)
+    unchanged, colon, change = name.rpartition(":")
+    if colon and "=" in change:
+        level_name, bandwidth = change.split("=", 1)
+        return _with_level(load_network(unchanged), level_name.strip(), bandwidth)
+    topology_and_links = parse_linked_network(name)
+    if topology_and_links is not None:
+        topology, link_Bps = topology_and_links
+        return topology.network(link_Bps, load_network(SWITCHED if topology.switched else TORUS))
+    try:
+        link_Bps = parse_quantity(name, BANDWIDTH)
+    except UnitError:
+        return load_entry("network", name, NetworkFile).network()
+    raise AtollError(
+        f"network {name!r} is a bandwidth: name the network and the level that has it, per device, "
+        f"such as dgx-h100:infiniband={_bandwidth(link_Bps)}"
+    )
+
+
+def _with_level(network: Network, level_name: str, bandwidth: str) -> Network:
+    """Return a network with another bandwidth of one level and its other properties unchanged."""
+    names = [level.name for level in network.levels]
+    if level_name not in names:
+        raise AtollError(
+            f"network {network.name} has no level {level_name!r}, only {', '.join(names)}"
+        )
+    try:
+        value_Bps = parse_quantity(bandwidth, BANDWIDTH)
+    except UnitError as error:
+        raise AtollError(f"network {network.name}:{level_name}: {error}") from None
+    if value_Bps <= 0.0:
+        raise AtollError(f"network {network.name}:{level_name}: expected more than nothing")
+    levels = tuple(
+        replace(level, bandwidth_Bps=value_Bps) if level.name == level_name else level
+        for level in network.levels
+    )
+    name = f"{network.name}:{level_name}={_bandwidth(value_Bps)}"
+    return replace(network, name=name, levels=levels)
+
+
+def _bandwidth(value_Bps: float) -> str:
+    return format_quantity(value_Bps, BANDWIDTH, 12).replace(" ", "")
 
 
 def accelerator_names() -> tuple[str, ...]:
@@ -342,10 +403,14 @@ def entry_names(kind: str) -> tuple[str, ...]:
     return tuple(sorted(e.name.removesuffix(".yaml") for e in entries if e.name.endswith(".yaml")))
 
 
+def entry_text(kind: str, name: str) -> str:
+    """Return the file of one catalogue entry."""
+    return (_CATALOG / f"{kind}s" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def read_entry(kind: str, name: str, model: type[F]) -> F:
     """Read one catalogue entry."""
-    text = (_CATALOG / f"{kind}s" / f"{name}.yaml").read_text(encoding="utf-8")
-    return read_shipped(text, model, f"catalogue entry {name}")
+    return read_shipped(entry_text(kind, name), model, f"catalogue entry {name}")
 
 
 def is_file(name_or_path: str | Path) -> bool:

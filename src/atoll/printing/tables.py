@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from atoll.base.streams import say
 from atoll.base.units import format_bytes, format_count, format_seconds, format_value
 from atoll.printing.console import (
     Output,
@@ -94,6 +95,8 @@ def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
                 console.print(f"{kind.replace('_', ' ')}: {', '.join(names)}")
         return
     print_fields(fields)
+    if shown.kind == "hardware-network":
+        say("--yaml prints its file, with every field")
 
 
 def print_fields(shown: Mapping[str, JsonValue]) -> None:

@@ -105,10 +105,13 @@ def _print_plan_details(result: Plan) -> None:
     if result.unrestricted is not None:
         console.print(result.unrestricted.sentence())
     mine, *chances = result.fastest_chances
-    console.print(f"\nOther layouts, step time compared with the best (fastest with {mine:.0%}):")
+    console.print(
+        f"\nOther layouts, step time compared with the named layout (fastest with {mine:.0%}):"
+    )
     for runner_up, chance in zip(result.runners_up, chances, strict=True):
         slower = runner_up.step.time_s / best_s - 1
-        console.print(f"  {slower:+6.1%}  {runner_up.layout} (fastest with {chance:.0%})")
+        words = f"{'tight, ' * runner_up.tight}fastest with {chance:.0%}"
+        console.print(f"  {slower:+6.1%}  {runner_up.layout} ({words})")
     console.print("\nWhy:")
     for reason in result.reasons:
         console.print(f"  {reason.why}")
@@ -178,7 +181,7 @@ def print_plan_explanation(shown: PlanExplanation) -> None:
         console.print(f"  {reason.why}")
     for what, why in shown.left_out.items():
         console.print(f"  {what} end here: {why}")
-    console.print("other layouts, step time compared with this one:")
+    console.print("other layouts, step time compared with the named layout:")
     for runner_up in shown.runners_up:
         before, after = (format_seconds(seconds) for seconds in runner_up.part_s)
         part = runner_up.part.replace("_", " ")

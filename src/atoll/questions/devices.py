@@ -234,9 +234,10 @@ class LayoutQuestion(Question):
     order: f.OrderName | None = option(
         "Pipeline order.", LAYOUT, None, shown="1f1b or interleaved", old=("schedule",)
     )
-    blocks: Counts = option(
-        "Blocks of every model chunk, in order.", LAYOUT, (), shown="as even as possible"
-    )
+    blocks: f.BlockCounts = option(
+        'Blocks of every model chunk, in order; "15+17x2+15" is 15,17,17,15.', LAYOUT, (),
+        shown="as even as possible",
+    )  # fmt: skip
 
 
 class FilesQuestion(Question):
@@ -316,7 +317,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     )
     ties: Share = option(
         "Layouts this close to the fastest count as equal: the simplest that is not tight in "
-        "memory is chosen.",
+        "memory is chosen, or a slower one if all are tight. 0: the fastest.",
         ADVANCED, TIES, shown="1%, for chips 0",
     )  # fmt: skip
     risk: Literal["mean", "median", "p75", "p90"] = option(
@@ -363,16 +364,16 @@ class PodsQuestion(PlanQuestion):
         "Cluster of several pods (YAML): devices, networks and the link between them.", SYSTEM
     )
     offered = (
-        "model", "pods", "batch", "sequence", "stack", "overlap", "cuda_graphs", "flags", "dropout",
-        "optimizer", "method", "lora_rank", "lora_targets", "precision", "attention", "imbalance",
-        "headroom", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute",
-        "order", "tool", "launch_file", "export", "time_limit",
+        "model", "pods", "batch", "batch_tokens", "sequence", "stack", "overlap", "cuda_graphs",
+        "flags", "dropout", "optimizer", "method", "lora_rank", "lora_targets", "precision",
+        "attention", "imbalance", "headroom", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch",
+        "zero", "hsdp", "recompute", "order", "tool", "launch_file", "export", "time_limit",
     )  # fmt: skip
     example = "atoll plan --model llama3-70b --pods pods.yaml --batch 512"
 
     @classmethod
     def needed(cls, given: Container[str]) -> list[str]:
-        return ["model", "pods", "batch"]
+        return ["model", "pods", *(["batch"] if "batch_tokens" not in given else [])]
 
     @model_validator(mode="before")
     @classmethod

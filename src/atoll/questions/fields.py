@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationInfo
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
@@ -32,6 +33,23 @@ ADVANCED = "Advanced"
 Counts = Annotated[tuple[Count, ...], Several]
 NonNegative = Annotated[int, Field(strict=True, ge=0)]
 
+
+def block_counts(value: Any) -> Any:
+    """Return the counts of text as answers print it, "15+17x2+15"; other values as they are."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    counts: list[int] = []
+    for part in parts:
+        text = part.removeprefix("blocks-") if isinstance(part, str) else ""
+        if not _BLOCK_RUNS.fullmatch(text):
+            return value  # which the field takes or refuses
+        for run in text.split("+"):
+            size, _, times = run.partition("x")
+            counts += [int(size)] * int(times or 1)
+    return counts
+
+
+_BLOCK_RUNS = re.compile(r"\d{1,4}(x\d{1,4})?(\+\d{1,4}(x\d{1,4})?)*")
+BlockCounts = Annotated[Counts, BeforeValidator(block_counts)]
 ModelName = Annotated[
     str, Named(loader="atoll.workload:load_model", file=True, offers="atoll.workload:zoo_names")
 ]
@@ -66,8 +84,12 @@ Device = Annotated[
 ]
 DeviceNetwork = Annotated[
     NetworkName | None,
-    option("Network of the catalogue or a file.", SYSTEM, shown="the device's"),
-]
+    option(
+        "Network: name, file, links (switch-8@450GB/s; nodes are joined by 25 GB/s of InfiniBand "
+        "per device), or a level's bandwidth per device (dgx-h100:infiniband=50GB/s).",
+        SYSTEM, shown="the device's",
+    ),
+]  # fmt: skip
 Devices = Annotated[DeviceCount, option("Number of devices.", TRAINED)]
 Batch = Annotated[Count, option("Sequences in a step.", TRAINED, old=("global_batch",))]
 BatchTokens = Annotated[

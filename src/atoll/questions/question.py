@@ -174,9 +174,9 @@ def explicit_fields(question: Question) -> dict[str, JsonValue]:
         info = type(question).model_fields[name]
         parts = (*info.metadata, *inside(info.annotation))
         if isinstance(value, str) and any(isinstance(p, Named) and p.file for p in parts):
-            path = Path(value)
+            path = Path(_file_part(value))
             if (path.suffix or len(path.parts) > 1) and _exists(path):
-                fields[name] = str(path.absolute())
+                fields[name] = str(Path(value).absolute())
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -281,9 +281,16 @@ class Named:
 def locate(value: str, info: core_schema.ValidationInfo) -> str:
     """Return the path of a file named in a job file: in the job's folder if it exists there."""
     folder = (info.context or {}).get("folder")
-    if folder is not None and _exists(folder / value) and not _exists(value):
+    file = _file_part(value)
+    if folder is not None and _exists(folder / file) and not _exists(file):
         return str(folder / value)
     return value
+
+
+def _file_part(value: str) -> str:
+    """Return the file of a value; a level with its bandwidth may follow that of a network."""
+    file, _, change = value.rpartition(":")
+    return _file_part(file) if file and "=" in change else value
 
 
 def _exists(path: str | Path) -> bool:

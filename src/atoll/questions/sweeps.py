@@ -23,6 +23,7 @@ def sweep_axes(question: type[Question], texts: Sequence[str]) -> dict[str, tupl
     name = ""
     for text in (part for listed in texts for part in listed.split(",")):
         before, equals, value = text.partition("=")
+        equals = "" if ":" in before else equals  # dgx-h100:infiniband=25GB/s is a value
         name = before.strip().replace("-", "_") if equals else name
         if not name:
             raise AtollError(f"sweep: expected NAME=VALUE,..., got {text!r}")

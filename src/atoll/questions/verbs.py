@@ -65,8 +65,13 @@ class HardwareQuestion(Question):
     """List devices, chips, networks, spaces and wafers, or show one: area, power, peak rates."""
 
     name: Annotated[str, Named(offers="atoll.catalogue:hardware_names")] | None = option(
-        "Device, accelerator, network, space or wafer, or a file of one (YAML).", SYSTEM, None,
-        shown="the catalogue",
+        "Device, accelerator, network (network/NAME if a device has its name), space or wafer, or "
+        "a file of one (YAML).",
+        SYSTEM, None, shown="the catalogue",
+    )  # fmt: skip
+    yaml: bool = option(
+        "Print its file (YAML), to edit.", OUTPUT, False,
+        exclude=True,
     )  # fmt: skip
     example = "atoll hardware h100"
     arguments = ("name",)

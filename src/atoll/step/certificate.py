@@ -91,6 +91,8 @@ def proof_sentence(gap: float, tolerance: float, over: str) -> str:
     """Say what was proven over `over` ("29,360 architectures")."""
     more = percent_at_most(most_better(gap))
     if is_optimal(gap, tolerance):
+        if not tolerance:
+            return f"proven optimal over {over}: none is better"
         return (
             f"proven optimal over {over}: none is more than {more} better "
             f"(tolerance {tolerance:.2%})"

@@ -79,7 +79,10 @@ class WholeRun:
     def cost_sentence(self) -> str:
         """Describe days, device-hours, dollars and energy."""
         time = self.time_words(self.days_low, self.days_high)
-        cost = "" if self.dollars is None else f", {self.dollars:,.0f} dollars"
+        cost = ""
+        if self.dollars is not None:
+            ends = (self.dollars * days / self.days for days in (self.days_low, self.days_high))
+            cost = f", ${self.dollars:,.0f} ({' to '.join(map(_thousands, ends))})"
         energy = "" if self.energy_J is None else f", {_few(self.energy_J / 3.6e9)} MWh"
         return (
             f"{time} for {format_count(self.tokens)} tokens, "
@@ -108,6 +111,12 @@ class WholeRun:
 def _few(value: float) -> str:
     """Format with three digits, or as an integer from 1,000."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _thousands(dollars: float) -> str:
+    """Format with three digits and k or M, as `--budget` takes it."""
+    size, unit = (1e6, "M") if dollars >= 1e6 else (1e3, "k")
+    return f"{_few(dollars / size)}{unit}" if dollars >= 1e3 else _few(dollars)
 
 
 def format_time(seconds: float) -> str:

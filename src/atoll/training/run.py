@@ -239,12 +239,23 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """Warnings about the estimate."""
+        network = self._network_notes()
         if self.stored is None:
             notes = self._mixer_notes()
             first, last = (notes, ()) if self.stack.plain_mixers else ((), notes)
             first = (*self._argument_notes(), *first)
-            return (*first, *self._tool_notes(), *model_warnings(self.model), *last)
-        return (*model_warnings(self.stored), *self._kernel_notes(self.stored))
+            return (*first, *self._tool_notes(), *network, *model_warnings(self.model), *last)
+        return (*network, *model_warnings(self.stored), *self._kernel_notes(self.stored))
+
+    def _network_notes(self) -> tuple[str, ...]:
+        """Return a note if a network file does not state what small messages cost."""
+        if self.devices == 1 or not self.network.left_out:
+            return ()
+        return (
+            f"optimistic for small messages: network {self.network.name} states no "
+            f"{' and no '.join(self.network.left_out)} in its first level; take them from "
+            "atoll hardware dgx-h100 --yaml, or state 0",
+        )
 
     def _argument_notes(self) -> tuple[str, ...]:
         """Return what of a launch file is not priced, and what follows from that."""

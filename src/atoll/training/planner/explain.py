@@ -14,6 +14,7 @@ from atoll.base.units import format_bytes, format_seconds, format_slower
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
+from atoll.training.planner.ties import why_not
 
 AXES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp",
@@ -21,14 +22,15 @@ AXES = (
 )  # fmt: skip
 
 
-def reasons(space: LayoutSpace, best: Estimate) -> tuple[tuple[AxisReason, ...], str]:
+def reasons(space: LayoutSpace, best: Estimate, ties: float) -> tuple[tuple[AxisReason, ...], str]:
     """Return one reason per axis with several values: the best layout with another value, all other
-    axes free, and its slowdown. Also return why reasons are missing, empty if none are.
+    axes free, and its slowdown, or why it is not named if it is faster. Also return why reasons are
+    missing, empty if none are.
     """
     reasons_by_axis: list[AxisReason] = []
     for axis in AXES:
         try:
-            sentence, alternative = _reason(space, best, axis)
+            sentence, alternative = _reason(space, best, axis, ties)
         except StoppedError:
             return tuple(reasons_by_axis), space.stop.reason
         if sentence:
@@ -53,7 +55,7 @@ def faster_layouts(
                 yield estimate.step.time_s, estimate.layout
 
 
-def _reason(space: LayoutSpace, best: Estimate, axis: str) -> tuple[str, Estimate]:
+def _reason(space: LayoutSpace, best: Estimate, axis: str, ties: float) -> tuple[str, Estimate]:
     """Return the slowdown of another value in words (empty if there is none), and its layout."""
     rows, names = _others(space, best.layout, axis)
     if not (rows.any() and names.any()):
@@ -64,6 +66,10 @@ def _reason(space: LayoutSpace, best: Estimate, axis: str) -> tuple[str, Estimat
         slower = alternative.step.time_s / best.step.time_s - 1
         value = f"{axis} {_value(alternative.layout, axis)}"
         sentence = f"{name}: {value} is {format_slower(slower, 1)} with {alternative.layout}"
+        if slower < 0:
+            would = f"{value} would be {format_slower(slower, 1)}"
+            why = why_not(alternative, best, ties)
+            return f"{name}: {would} but {why}, with {alternative.layout}", alternative
         part = f", {_where(best, alternative)}" if slower else ""
         return f"{sentence}{part}", alternative
     least = space.smallest(rows, names)

@@ -33,7 +33,7 @@ from atoll.training.memory import stage_parameters
 from atoll.training.planner.pieces import PlanPieces
 from atoll.training.planner.search import FastestLayouts, LayoutRefusal, LayoutSpace
 from atoll.training.planner.space import Axes, excluded
-from atoll.training.planner.ties import at_risk_s, simplest
+from atoll.training.planner.ties import at_risk_s, simplest, why_not
 from atoll.training.run import Run
 from atoll.training.uncertainty import error_fits, fastest_chances
 
@@ -124,18 +124,21 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         if self.best.layout == self.fastest.layout:
             return ""
         faster = 1 - self.fastest.step.time_s / self.best.step.time_s
+        why = why_not(self.fastest, self.best, self.ties)
         ranked_s = [at_risk_s(estimate, self.risk) for estimate in (self.best, self.fastest)]
         if self.risk != "median" and ranked_s[0] < ranked_s[1]:
             return (
                 f"the fastest by the {self.risk} of its distribution; {self.fastest.layout}, whose "
                 f"parts are less certain, is estimated {faster:.2%} faster"
             )
-        tight = ", which is tight in memory" if self.fastest.tight and not self.best.tight else ""
         if faster > self.ties:
-            return f"the fastest with room in memory; {self.fastest.layout} is {faster:.2%} faster"
+            return (
+                "the fastest with room in memory; "
+                f"{self.fastest.layout}, {faster:.2%} faster, {why}"
+            )
         return (
             f"the simplest of {self.tied:,} layouts within {100 * self.ties:.3g}% of the fastest, "
-            f"{self.fastest.layout} ({faster:.2%} faster){tight}"
+            f"{self.fastest.layout}, which is {faster:.2%} faster and {why}"
         )
 
     @cached_property
@@ -161,7 +164,9 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         # Others have to be faster than the slowest of these.
         limit_s = best_s * (1 + (near[-1].slower if len(near) == count else error))
         timed += faster_layouts(self.space, self.best.layout, limit_s)
-        return tuple(self._candidates(timed, error).values())[:count]
+        candidates = tuple(self._candidates(timed, error).values())[:count]
+        has_room = self.space.estimator.has_room
+        return tuple(replace(c, tight=not has_room(c.axes)) for c in candidates)
 
     def _candidates(
         self, timed: Sequence[tuple[float, Layout]], error: float
@@ -186,7 +191,7 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.to_try()  # doctest: +ELLIPSIS
-            '...; within the model error of ..., so benchmark too'
+            '...; within the model error of ...: benchmark too'
         """
         return candidates_words(self.alternatives, error_fits().between_layouts.median)
 
@@ -247,7 +252,7 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
     def _explained(self) -> tuple[tuple[AxisReason, ...], str]:
         from atoll.training.planner.explain import reasons
 
-        return reasons(self.space, self.best)
+        return reasons(self.space, self.best, self.ties)
 
     @cached_property
     def unrestricted(self) -> UnrestrictedLayout | None:
@@ -297,9 +302,9 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         words = f"proven fastest of {proof.over}" if proof.proven else proof.sentence()
         if self.best.layout != self.fastest.layout:
             ratio = self.fastest.step.time_s / self.best.step.time_s
-            why = "is simpler" if 1 / ratio - 1 <= self.ties else "leaves more memory free"
+            why = why_not(self.fastest, self.best, self.ties)
             faster = format_slower(ratio - 1, 1)
-            words = f"this layout {why} than the fastest, which is {faster} and {words}"
+            words = f"the fastest, {faster}, {why}; it is {words}"
         lines.append((label, f"{words}; {accuracy}"))
         near = self._nearest(SHOWN_CANDIDATES)
         words = candidates_words(near, error_fits().between_layouts.median)

@@ -85,6 +85,17 @@ def slowdown_for_room(estimate: Estimate) -> float:
     return min(1 / max(1 - estimate.out_of_memory, 1e-9) - 1, WINDOWS[-1])
 
 
+def why_not(faster: Estimate, named: Estimate, ties: float) -> str:
+    """Return the reason not to name a layout that is estimated faster than the named one: it may
+    run out of memory, it ties and is less simple, or its parts are less certain.
+    """
+    simpler = complexity(named.layout) < complexity(faster.layout)
+    tied = named.step.time_s <= faster.step.time_s * (1 + ties)
+    if faster.tight and not named.tight and not (tied and simpler):
+        return f"may run out of memory ({faster.out_of_memory:.0%} chance)"
+    return "is less simple" if simpler else "is less certain"
+
+
 def _fastest_with_room(
     space: LayoutSpace,
     leader: Estimate,
