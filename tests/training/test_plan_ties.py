@@ -32,6 +32,12 @@ AXES = Axes(
     hsdp=(1,),
     recompute=("none", "full", "optimal"),
 )
+SHARES = [
+    0.2,
+    1.0,
+    *(pytest.param(share, marks=pytest.mark.campaign) for share in (0.02, 0.1, 0.4)),
+]
+"""Of the memory between what the smallest and the largest layout need."""
 
 
 @cache
@@ -51,7 +57,7 @@ def fitting(share: float) -> tuple[Run, list[Estimate]]:
 
 
 @pytest.mark.parametrize("ties", [0.001, 0.01, 0.05, 0.3])
-@pytest.mark.parametrize("share", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("share", SHARES)
 def test_the_simplest_of_all_that_take_as_long_is_named(ties: float, share: float) -> None:
     """With recomputation by operator, whose choice depends on the memory, priced one by one."""
     run, known = fitting(share)
@@ -65,7 +71,7 @@ def test_the_simplest_of_all_that_take_as_long_is_named(ties: float, share: floa
     assert found.best.step.time_s == pytest.approx(wanted.step.time_s)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("share", SHARES)
 def test_a_layout_with_room_may_be_slower_by_the_chance_that_the_fastest_fails(
     share: float,
 ) -> None:
@@ -82,7 +88,7 @@ def test_a_layout_with_room_may_be_slower_by_the_chance_that_the_fastest_fails(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("risk", ["mean", "p75", "p90"])
-@pytest.mark.parametrize("share", [0.02, 0.2, 1.0])
+@pytest.mark.parametrize("share", SHARES)
 def test_the_least_at_risk_is_that_of_all_layouts_compared_one_by_one(
     risk: str, share: float
 ) -> None:
@@ -128,7 +134,7 @@ def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
     assert alone.choice() == "" == alone.answer.choice
 
 
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.4])
+@pytest.mark.parametrize("share", SHARES)
 def test_an_answer_says_why_it_does_not_name_the_fastest(share: float) -> None:
     found = plan(fitting(share)[0], AXES, ties=1e-9)
     confidence = dict(found.summary())["Confidence"]
