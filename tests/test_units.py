@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from atoll.base import units
 from atoll.base.errors import AtollError
-from atoll.base.units import format_count, format_quantity, parse_bytes, parse_quantity
+from atoll.base.units import (
+    format_count,
+    format_quantity,
+    parse_bytes,
+    parse_quantity,
+    strip_dollar,
+)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +143,8 @@ def test_every_unit_belongs_to_one_dimension() -> None:
 )
 def test_printing(printed: str, expected: str) -> None:
     assert printed == expected
+
+
+def test_a_price_may_have_a_dollar_sign() -> None:
+    assert strip_dollar(" $2.5/h") == "2.5/h"
+    assert strip_dollar(2.5) == 2.5

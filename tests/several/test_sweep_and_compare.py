@@ -22,6 +22,13 @@ ASKED = {"model": "gpt2-xl", "device": "h100", "batch": 80}
 WORDS = ("--model", "gpt2-xl", "--device", "h100", "--batch", "80")
 
 
+def test_runs_that_may_run_out_of_memory_are_marked() -> None:
+    given: dict[str, Any] = {"batch": 256, "sequence": 8192}
+    tight, roomy = (atoll.estimate("llama3-8b", "h100", 64, zero=zero, **given) for zero in (2, 3))
+    assert tight.tight and not roomy.tight
+    assert atoll.compare(tight, roomy).to_dataframe().loc["tight"].tolist() == [True, None]
+
+
 def printed(*words: str) -> str:
     done = CliRunner().invoke(app, [*words], catch_exceptions=False)
     assert done.exit_code == 0, done.output

@@ -287,7 +287,7 @@ class UnrestrictedLayout:
     axes: PlannedLayout
     step_time_s: Positive
     saved: Amount
-    """Share of the plan's step time."""
+    """Share of the step time of the tool's fastest layout."""
     through: str
     """What the tool lacks, in words."""
 
@@ -295,5 +295,6 @@ class UnrestrictedLayout:
         """Return what an unrestricted runtime could gain."""
         return (
             f"An unrestricted runtime could reach {format_seconds(self.step_time_s)} "
-            f"({self.saved:.1%} less) through {self.through}: {self.layout}."
+            f"({self.saved:.1%} less than the tool's fastest) through {self.through}: "
+            f"{self.layout}."
         )

@@ -252,6 +252,11 @@ def parse_tokens(value: object) -> object:
 _DOLLARS = re.compile(r"\$?\s*([0-9][0-9,]*\.?[0-9]*)\s*([kKmMbB]?)\s*(?:\$|USD|dollars)?")
 
 
+def strip_dollar(value: object) -> object:
+    """Return text without a dollar sign in front; other values as they are."""
+    return value.strip().removeprefix("$") if isinstance(value, str) else value
+
+
 def parse_dollars(value: object) -> object:
     """Read "$50k" as 50,000; return what is no text as it is."""
     if not isinstance(value, str):

@@ -145,7 +145,7 @@ def _hardware(question: HardwareQuestion, as_json: bool) -> None:
     from atoll.catalogue import describe_file
 
     if question.name is None or as_json:
-        raise AtollError("yaml: prints the file of one entry; give its name, and leave out --json.")
+        raise AtollError("--yaml needs a name, and no --json: atoll hardware h100 --yaml")
     print(describe_file(question.name), end="")
 
 

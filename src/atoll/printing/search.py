@@ -173,13 +173,13 @@ def _print_existing_devices(console: Output, result: SearchResult) -> None:
         if clock is not None and nominal is not None and clock < nominal:
             clocks.append(f"{device.device} at {clock:.3g} of {nominal:.3g} GHz")
     heads = (
-        "Device", "samples/s", "90% interval", "speedup", "template", "MFU", "nm", "mm2",
+        "Device", "samples/s", "90% interval", "chip vs. it", "template", "MFU", "nm", "mm2",
         "rated W", "layout",
     )  # fmt: skip
     console.table(heads, rows, (0, -1))
     console.print(
-        "template: speedup over the device in this template, with the software and cost model of "
-        "the chip"
+        "chip vs. it: throughput of this chip over the device's; template: the same with the "
+        "software and cost model of the chip for both"
         f"{' (' * bool(clocks)}{', '.join(clocks)}{')' * bool(clocks)}"
     )
 

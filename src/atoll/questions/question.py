@@ -318,7 +318,9 @@ TokenCount = Annotated[
     int, BeforeValidator(units.parse_tokens), Field(strict=True, gt=0, le=MOST), Measured
 ]
 Tokens = Annotated[float, quantity(units.TOKENS, ""), Field(ge=1), Measured]
-Price = Annotated[float, quantity(units.PRICE, ""), Field(gt=0), Measured]
+Price = Annotated[
+    float, quantity(units.PRICE, ""), Field(gt=0), Measured, BeforeValidator(units.strip_dollar)
+]
 Dollars = Annotated[
     float, BeforeValidator(units.parse_dollars), Field(gt=0, allow_inf_nan=False), Measured
 ]

@@ -37,6 +37,7 @@ def result_figures(answer: Answer) -> Figures:
             **({} if answer.energy_per_token_J is None else {"J/token": answer.energy_per_token_J}),
             "memory GiB": answer.memory_bytes.needed / GIB,
             "fits": answer.fits,
+            **({"tight": True} if answer.memory_bytes.tight else {}),
             **({"proven": answer.certificate.proven} if isinstance(answer, PlanAnswer) else {}),
             **({} if run is None else {"days": run.days, "device-hours": run.device_hours}),
             **({} if run is None or run.dollars is None else {"dollars": run.dollars}),

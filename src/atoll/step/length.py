@@ -82,7 +82,7 @@ class WholeRun:
         cost = ""
         if self.dollars is not None:
             ends = (self.dollars * days / self.days for days in (self.days_low, self.days_high))
-            cost = f", ${self.dollars:,.0f} ({' to '.join(map(_thousands, ends))})"
+            cost = f", ${_few(self.dollars)} ({' to '.join(map(_thousands, ends))})"
         energy = "" if self.energy_J is None else f", {_few(self.energy_J / 3.6e9)} MWh"
         return (
             f"{time} for {format_count(self.tokens)} tokens, "
