@@ -122,6 +122,30 @@ def test_variables_of_a_users_file_stay_variables_or_are_named(tmp_path: Path) -
     assert checked.launch.arguments.without_effect["save"] == "/my runs/one"
 
 
+def test_words_that_stand_where_a_variable_is_not_empty_stay_so(tmp_path: Path) -> None:
+    """Neither quotes inside ${NAME:+words} nor an empty "$@" become arguments."""
+    first = atoll.plan("llama2-7b", "h100", 8, batch=64, tp=[2], pp=[1]).export("megatron-lm")
+    mine = tmp_path / "first.sh"
+    named = """ --wandb-exp-name "it's" "$@"\n"""
+    mine.write_text(first.text.replace("SAVE:-}", "SAVE:-/my runs}").replace(' "$@"\n', named))
+    file = planned(mine, tp=[4], pp=[1]).export("megatron-lm")
+    guarded = '${SAVE:+--save "$SAVE" --load "$SAVE" --save-interval "$SAVE_INTERVAL"}'
+    assert f"\n  {guarded}\n" in file.text
+    assert "\nSAVE=${SAVE:-/my runs}  # folder" in file.text
+    assert "--wandb-exp-name 'it'\"'\"'s'\n" in file.text
+    assert file.text.endswith('--train-iters "$TRAIN_ITERS" "$@"\n')
+    saved = file.save(tmp_path / "new.sh")
+    assert "--save /kept --load /kept --save-interval 500 " in words_of(saved, SAVE="/kept")
+    assert "--save /my runs --load /my runs " in words_of(saved)
+    saved.write_text(saved.read_text().replace("SAVE:-/my runs}", "SAVE:-}"))
+    assert "--save" not in words_of(saved)
+    mine.write_text(mine.read_text().replace("/my runs}", "/runs/$USER/$(date)}"))
+    file = planned(mine, tp=[4], pp=[1]).export("megatron-lm")
+    assert "SAVE=${SAVE:-}  #" in file.text, "its default is not known"
+    (note,) = [note for note in file.notes if "Not carried over" in note]
+    assert note.endswith("--save, --load; add them to this file.")
+
+
 def test_samples_stay_samples(tmp_path: Path) -> None:
     path = script(tmp_path)
     path.write_text(path.read_text().replace("--train-iters 1000", "--train-samples 6401"))
