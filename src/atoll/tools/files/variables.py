@@ -25,6 +25,7 @@ _DEFAULT = re.compile(
     re.MULTILINE,
 )
 """NAME=${NAME:-default}; or ${NAME:-default} of a variable that the script does not set itself."""
+_CONDITIONS = re.compile(r"#[^\n]*|\[\[? [^\n]*? \]|\b(test|case) [^\n;]*")
 
 
 def open_variables(path: Path, script: Script, user: UserValues) -> dict[str, str]:
@@ -36,6 +37,13 @@ def open_variables(path: Path, script: Script, user: UserValues) -> dict[str, st
         if match["own"] or (name not in script.values and usual) or f"${{{name}:=" in text:
             values[name] = script.values.get(name, (usual or UNKNOWN).removesuffix("}"))
     return {name: value for name, value in values.items() if UNKNOWN not in value}
+
+
+def decides_only(path: Path, name: str) -> bool:
+    """Return whether a script has a variable nowhere but in its default and in conditions."""
+    rest = _CONDITIONS.sub("", read_input_text(path, 4 * MOST_CHARACTERS))
+    own = rf"^[ \t]*(export[ \t]+)?{name}=[^\n;]*|:[ \t]+\"?\$\{{{name}:?=[^}}]*\}}"
+    return not re.search(rf"\b{name}\b", re.sub(own, "", rest, flags=re.MULTILINE))
 
 
 def marked_words(

@@ -19,6 +19,7 @@ from atoll.tools.files.script import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.files.variables import (
     MARK,
+    decides_only,
     expanded,
     guarded_words,
     marked_names,
@@ -66,7 +67,8 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
         for name, value in _with_variables(launch.carried, marked, variables).items()
     }
     notes = (*script.notes, *launch.notes, *notes)
-    read = {name: value if name in reached else None for name, value in variables.items()}
+    read = {name: value if name in reached else None for name, value in variables.items()
+            if name in reached or (value and not decides_only(Path(file), name))}  # fmt: skip
     return replace(launch, notes=notes, carried=carried, variables=read, arguments=replace(
         account, used={**counts, **account.used},
         without_effect={n: v.replace(UNKNOWN, "?") for n, v in ignored.items()}
