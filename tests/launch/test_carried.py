@@ -184,7 +184,7 @@ def test_changes_of_a_written_python_file_that_are_reset_are_named(tmp_path: Pat
     assert not notes("torchtitan")
     mine.write_text(mine.read_text().replace("(lr=LR)", "(lr=LR, weight_decay=0.3)"))
     (reset,) = notes("torchtitan")
-    assert "have: optimizer=default_adamw(lr=LR, weight_decay=0.3)," in reset
+    assert "have: optimizer=default_adamw(lr=LR, weight_decay=0.3); make" in reset
 
 
 def test_a_trainer_file_keeps_its_data_and_length(tmp_path: Path) -> None:

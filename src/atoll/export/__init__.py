@@ -106,7 +106,9 @@ def export_run(
         lost = [name for name in lost if not WITH_LAYOUT.search(name)
                 and f"'{name.rpartition('.')[2]}': " not in text]  # fmt: skip
         lines = {line.partition("  #")[0].strip() for line in text.split("\n")}
-        if reset := [name for name, line in run.launch.own_lines.items() if line not in lines]:
+        if reset := [
+            name.rstrip(",") for name, line in run.launch.own_lines.items() if line not in lines
+        ]:
             notes.append(f"Changes of {run.launch.file} that this file does not have: "
                          f"{_listed(reset)}; make them here again.")  # fmt: skip
     if run.launch and lost:
