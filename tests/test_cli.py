@@ -283,7 +283,9 @@ def test_the_next_step_is_one_that_was_not_taken(atoll: Run, tmp_path: Path) -> 
     assert f"atoll report {folder} draws it" in " ".join(both.split())
 
 
-def test_the_next_step_of_a_check_is_a_command_that_runs(atoll: Run, tmp_path: Path) -> None:
+def test_the_next_step_of_a_check_is_a_command_that_runs(
+    atoll: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "ds.json"
     file.write_text(
         '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, '
@@ -295,3 +297,10 @@ def test_the_next_step_of_a_check_is_a_command_that_runs(atoll: Run, tmp_path: P
     assert command[:-2] == ["plan", "--from", str(file), *asked]
     assert command[-2:] == ["--launch-file", "."]
     assert atoll(*command[:-1], str(tmp_path / "better.py"))[0] == 0
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "better.py"):
+        Path(name).write_text("mine")
+    shown = " ".join(atoll("check", str(file), *asked)[1].split())
+    assert "--launch-file better2.py writes a better file" in shown, "the usual name is taken"
+    code, _, said = atoll(*command[:-1], "new/folder/")
+    assert code == 0 and "wrote new/folder/train.py" in said

@@ -113,13 +113,37 @@ def test_variables_of_a_users_file_stay_variables_or_are_named(tmp_path: Path) -
     ):  # fmt: skip
         assert f"\n{line}" in file.text
     (note,) = [note for note in file.notes if "does not have" in note]
-    assert note.endswith("written into it: GPUS, DEBUG, BATCH.")
+    assert note.endswith("written into it: GPUS, BATCH.")
     saved = file.save(tmp_path / "new.sh")
     words = words_of(saved, BLEND="/one", RUNS="/two words", LOGS="--log-interval 9")
     for part in ("--data-path /one ", "--save /two words/one", "--log-interval 9", "--split 9,1"):
         assert part in words
     checked = atoll.check(saved, device="h100", devices=8, time_limit=1e-6)
     assert checked.launch.arguments.without_effect["save"] == "/my runs/one"
+
+
+def test_words_that_stand_where_a_variable_is_not_empty_stay_so(tmp_path: Path) -> None:
+    """Neither quotes inside ${NAME:+words} nor an empty "$@" become arguments."""
+    first = atoll.plan("llama2-7b", "h100", 8, batch=64, tp=[2], pp=[1]).export("megatron-lm")
+    mine = tmp_path / "first.sh"
+    named = """ --wandb-exp-name "it's" "$@"\n"""
+    mine.write_text(first.text.replace("SAVE:-}", "SAVE:-/my runs}").replace(' "$@"\n', named))
+    file = planned(mine, tp=[4], pp=[1]).export("megatron-lm")
+    guarded = '${SAVE:+--save "$SAVE" --load "$SAVE" --save-interval "$SAVE_INTERVAL"}'
+    assert f"\n  {guarded}\n" in file.text
+    assert "\nSAVE=${SAVE:-/my runs}  # folder" in file.text
+    assert "--wandb-exp-name 'it'\"'\"'s'\n" in file.text
+    assert file.text.endswith('--train-iters "$TRAIN_ITERS" "$@"\n')
+    saved = file.save(tmp_path / "new.sh")
+    assert "--save /kept --load /kept --save-interval 500 " in words_of(saved, SAVE="/kept")
+    assert "--save /my runs --load /my runs " in words_of(saved)
+    saved.write_text(saved.read_text().replace("SAVE:-/my runs}", "SAVE:-}"))
+    assert "--save" not in words_of(saved)
+    mine.write_text(mine.read_text().replace("/my runs}", "/runs/$USER/$(date)}"))
+    file = planned(mine, tp=[4], pp=[1]).export("megatron-lm")
+    assert "SAVE=${SAVE:-}  #" in file.text, "its default is not known"
+    (note,) = [note for note in file.notes if "Not carried over" in note]
+    assert note.endswith("--save, --load; add them to this file.")
 
 
 def test_samples_stay_samples(tmp_path: Path) -> None:
@@ -138,6 +162,29 @@ def test_another_tool_names_what_it_does_not_take(tmp_path: Path) -> None:
     (note,) = [note for note in file.notes if "Not carried over" in note]
     assert "--data-path" in note
     assert "--seed" in note
+
+
+def test_changes_of_a_written_python_file_that_are_reset_are_named(tmp_path: Path) -> None:
+    plan = atoll.plan("llama3-8b", "h100", 64, batch=256, sequence=8192, tool="nemo", zero=[3])
+    mine = plan.export("nemo").save(tmp_path / "mine.py")
+    checked = atoll.check(mine, device="h100", devices=64, time_limit=1e-6)
+    assert checked.estimate.run.model.name == "llama3-8b", "by its recipe"
+
+    def notes(tool: str) -> list[str]:
+        file = planned(mine, devices=64, model="llama3-8b", tp=[2], zero=[1]).export(tool)
+        return [note for note in file.notes if str(mine) in note]
+
+    assert not notes("nemo"), "what goes with the layout is no one's loss"
+    text = mine.read_text().replace('"LR", ""', '"LR", "1e-5"')
+    mine.write_text(text.replace("'optimizer': {", "'optimizer': {'weight_decay': 0.3, "))
+    reset, lost = notes("nemo")
+    assert reset.endswith("does not have: LR; make them here again.")
+    assert lost.endswith(": optimizer.weight_decay; add them to this file.")
+    mine = plan.export("torchtitan").save(tmp_path / "job.py")
+    assert not notes("torchtitan")
+    mine.write_text(mine.read_text().replace("(lr=LR)", "(lr=LR, weight_decay=0.3)"))
+    (reset,) = notes("torchtitan")
+    assert "have: optimizer=default_adamw(lr=LR, weight_decay=0.3); make" in reset
 
 
 def test_a_trainer_file_keeps_its_data_and_length(tmp_path: Path) -> None:

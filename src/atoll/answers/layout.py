@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 from atoll.answers.answer import Amount, Count, Number, Positive
 from atoll.base.errors import AtollError
 from atoll.base.units import format_seconds, format_slower
-from atoll.files.atomic_file import atomic_files
+from atoll.files.atomic_file import FolderPath, atomic_files
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime
 
@@ -178,7 +178,8 @@ class LaunchFile:
         """Write the file, whole or not at all; a script can be run, and its comments say its name.
 
         Args:
-            path: The file, or a folder, in which it has its usual name.
+            path: The file, or a folder, in which it has its usual name; with a slash at its end
+                the folder is made.
 
         Returns:
             The file.
@@ -193,14 +194,17 @@ class LaunchFile:
             'mine.py'
         """
         target = Path(path)
-        file_path = target / self.file if target.is_dir() else target
+        is_folder = target.is_dir() or isinstance(path, FolderPath) or str(path).endswith("/")
+        file_path = target / self.file if is_folder else target
         usual, suffix = Path(self.file).suffix, target.suffix.replace(".yml", ".yaml")
         if file_path == target and suffix != usual and (usual != ".sh" or suffix in CONFIGURATIONS):
             raise AtollError(
                 f"launch_file: {target}: {self.target}'s launch file ends in {usual}; name it "
-                f"{target.with_suffix(usual)}, or name a folder that exists"
+                f"{target.with_suffix(usual)}, or name a folder ({target}/)"
             )
         with atomic_files(lambda why: f"cannot write {file_path}: {why}", file_path) as (part,):
+            if is_folder:
+                target.mkdir(parents=True, exist_ok=True)
             text = self.text
             if file_path.name.isprintable():  # comments are one line
                 module = f"--module {Path(self.file).stem}"

@@ -33,6 +33,11 @@ NOT_CARRIED = ("ep_a2a", "head_wgrad=")
 NARROW = re.compile("fp[48]")
 """Arguments that go with a precision."""
 
+WITH_LAYOUT = re.compile(
+    "fsdp|sharding|virtual|vp_stage|recompute|overlap|ckpt_format|average_in_collective"
+)
+"""Arguments of written Python files that go with a layout."""
+
 
 def export(
     target: str,
@@ -96,13 +101,24 @@ def export_run(
         **({"steps": steps} if steps else {}),
     )
     notes = [*launch_file.notes, *_omission_notes(target, run)]
+    text = launch_file.text
+    if run.launch and run.launch.own_lines and run.launch.software == launch_file.target:
+        lost = [name for name in lost if not WITH_LAYOUT.search(name)
+                and f"'{name.rpartition('.')[2]}': " not in text]  # fmt: skip
+        lines = {line.partition("  #")[0].strip() for line in text.split("\n")}
+        if reset := [
+            name.rstrip(",") for name, line in run.launch.own_lines.items() if line not in lines
+        ]:
+            notes.append(f"Changes of {run.launch.file} that this file does not have: "
+                         f"{_listed(reset)}; make them here again.")  # fmt: skip
     if run.launch and lost:
         notes.append(
             f"Not carried over from {run.launch.file}: {_listed(lost)}; add them to this file."
         )
-    text = launch_file.text
     own = run.launch.variables if run.launch and carried else {}
-    if run.launch and (fixed := [name for name in own if f"${{{name}:" not in text]):
+    if run.launch and (
+        fixed := [n for n, value in own.items() if value != "" and f"${{{n}:" not in text]
+    ):
         notes.append(f"Variables of {run.launch.file} that this file does not have, because their "
                      f"values are written into it: {_listed(fixed)}.")  # fmt: skip
     return replace(launch_file, notes=tuple(notes))

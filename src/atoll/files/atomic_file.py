@@ -15,6 +15,10 @@ from atoll.base.errors import AtollError
 from atoll.files.inputs import read_input
 
 
+class FolderPath(type(Path())):  # type: ignore[misc]
+    """A path that was given with a slash at its end, which paths drop: a folder, new or not."""
+
+
 @contextmanager
 def atomic_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Path]]:
     """Yield temporary files that replace `paths` at the end of the block.

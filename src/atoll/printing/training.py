@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 BAR = 30
 LEAST_SHARE = 0.01  # of the variance, of a cause that is shown
+MOST_BETTER = 1000
+"""Numbers of names of better launch files that are tried."""
 FEW_DIGITS = 3  # of times on mixed pods, none of which was measured
 
 
@@ -282,13 +284,26 @@ def write_launch_file(launch: LaunchFile, path: Path | None) -> None:
         say(note)
 
 
+def _free_place(estimate: Estimate) -> Path:
+    """Return the working folder if it has no launch file of the tool, else a name that is free."""
+    try:
+        usual = Path(estimate.export(estimate.run.tool.name).file)
+    except AtollError:
+        return Path()
+    if not usual.exists():
+        return Path()
+    names = (f"better{number}{usual.suffix}" for number in ("", *range(2, MOST_BETTER)))
+    return next((path for path in map(Path, names) if not path.exists()), Path())
+
+
 def print_checked(result: Checked, question: CheckQuestion, explain: bool = False) -> None:
     """Print the verdict on a launch file, and the command that writes a better one."""
     names = ("device", "devices", "model", "batch", "sequence", "network", "vocab")
     values = {name: getattr(question, name) for name in names}
     said = [f"{spelled(n)} {quote(str(v))}" for n, v in values.items() if v is not None]
     asked = " ".join([f"--from {quote(result.launch.file)}", *said])
-    following = f"atoll plan {asked} --launch-file . writes a better file"
+    place = _free_place(result.estimate)
+    following = f"atoll plan {asked} --launch-file {place} writes a better file"
     freed = result.with_other_flags
     if freed is not None:
         following += f", with {freed.flags} the one with other flags"
@@ -298,7 +313,7 @@ def print_checked(result: Checked, question: CheckQuestion, explain: bool = Fals
         asked = asked.replace(f" --devices {values['devices']}", "")
         following = f"atoll plan {asked} with more --devices or another --tool finds what fits"
     elif result.better is None and freed is not None:
-        following = f"atoll plan {asked} {freed.flags} --launch-file . writes the better file"
+        following = f"atoll plan {asked} {freed.flags} --launch-file {place} writes the better file"
     elif result.better is None and result.measured is None:
         following = "--log FILE compares the file with its run"
     elif result.better is None:

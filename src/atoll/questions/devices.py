@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
+from atoll.files.atomic_file import FolderPath
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.fields import ADVANCED, LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
@@ -254,6 +255,13 @@ class FilesQuestion(Question):
     sweep: f.Sweep = ()
     out: f.Out = None
     trace: f.Trace = None
+
+    @field_validator("launch_file", mode="wrap")
+    @classmethod
+    def _keep_slash(cls, value: Any, read: Callable[[Any], Path | None]) -> Path | None:
+        """Tell "a/", a folder, from "a"."""
+        path = read(value)
+        return FolderPath(path) if path and str(value).endswith("/") else path
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,7 @@ from atoll.base.errors import AtollError
 from atoll.files.yamlfile import shipped_table
 from atoll.tools.arguments import Launch, UserValues
 from atoll.tools.deepspeed.read import read_deepspeed
-from atoll.tools.files.config_files import read_content
+from atoll.tools.files.config_files import imported_as, own_lines, read_content
 from atoll.tools.files.references import resolve
 from atoll.tools.files.shell import read_script
 from atoll.tools.gpt_neox.read import read_gpt_neox
@@ -33,7 +33,7 @@ from atoll.tools.transformers.read import (
     read_trainer_script,
     trainer_commands,
 )
-from atoll.workload import config_from_hf
+from atoll.workload import config_from_hf, load_config
 from atoll.workload.families.model_config import ModelConfig
 
 WIDTHS = re.compile(r"parallel|shard|(^|[._-])[tpdce]p([._-]|$)", re.IGNORECASE)
@@ -50,6 +50,7 @@ CONFIGURATIONS = {
 }
 NAMES: dict[str, list[list[str]]] = shipped_table("atoll.tools", "configurations.yaml")
 """Lists of names by which a configuration is recognised."""
+RECIPES: dict[str, str] = shipped_table("atoll.tools.nemo", "recipes.yaml")["recipes"]
 SCRIPTS = (
     (training_commands, read_megatron),
     (trainer_commands, read_trainer_script),
@@ -97,11 +98,16 @@ def _python(path: Path, user: UserValues) -> Launch:
     if user.model is None and "model_type" in described:
         name = str(described.get(NAME, path.stem))
         user = replace(user, model=replace(config_from_hf(described, str(path)), name=name))
+    elif user.model is None and (recipe := imported_as(path, "recipe")):
+        stems = {stem: name for name, stem in RECIPES.items()}
+        name = stems.get(re.sub("_(pretrain|sft|peft)_config$", "", recipe), "")
+        user = replace(user, model=load_config(name)) if name else user
     launch = _read_content(path, literals["SETTINGS"], user)
     run = dict(literals.get("RUN", {}))
     steps = run.pop("steps", launch.steps)
     fields = {name: value for name, value in launch.fields.items() if name != "stack"}
-    return replace(launch, steps=steps, fields={**fields, **run})  # the stack is the tool's
+    fields |= run  # the stack is the tool's
+    return replace(launch, steps=steps, fields=fields, own_lines=own_lines(path))
 
 
 def _read_content(path: Path, content: Mapping[str, Any], user: UserValues) -> Launch:

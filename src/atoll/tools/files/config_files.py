@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ MOST_BYTES = 100_000
 
 class _Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
+
+
+LITERALS = ("SETTINGS", "MODEL", "RUN")
 
 
 def read_content(path: Path) -> Mapping[str, Any]:
@@ -56,13 +60,37 @@ def named_file(file: Path, name: str) -> Path | None:
     return None
 
 
+def imported_as(path: Path, alias: str) -> str:
+    """Return the name of what a Python script imports under an alias, "" if nothing."""
+    match = re.search(
+        rf"^from \S+ import (\w+) as {alias}$", read_input_text(path, MOST_BYTES), re.M
+    )
+    return match[1] if match else ""
+
+
+def own_lines(path: Path) -> dict[str, str]:
+    """Return lines of a script that Atoll wrote and a user may have changed, by the variable that
+    they set, else by themselves: not its literals, imports and calls.
+    """
+    text = read_input_text(path, MOST_BYTES)
+    lines: dict[str, str] = {}
+    for node in ast.parse(text).body:
+        name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+        if name in LITERALS or not isinstance(node, ast.Assign | ast.FunctionDef | ast.ClassDef):
+            continue
+        parts = [line.partition("  #")[0].strip() for line in
+                 text.split("\n")[node.lineno - 1 : node.end_lineno]]  # fmt: skip
+        lines |= {name or parts[0]: parts[0]} if len(parts) == 1 else {p: p for p in parts if p}
+    return lines
+
+
 def _literals(text: str, path: Path) -> dict[str, Any]:
     """Return the literals SETTINGS, MODEL and RUN of a script that Atoll wrote."""
     literals = {}
     try:
         for node in ast.parse(text).body:
             name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
-            if isinstance(node, ast.Assign) and name in ("SETTINGS", "MODEL", "RUN"):
+            if isinstance(node, ast.Assign) and name in LITERALS:
                 literals[name] = ast.literal_eval(node.value)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise AtollError(f"{path}: its settings are not plain values ({error})") from None

@@ -23,6 +23,7 @@ from atoll.tools.files.expressions import (
     holds,
     unquoted,
 )
+from atoll.tools.files.script import Command, Script
 from atoll.tools.files.shell_tokens import (
     LITERAL,
     MOST_CHARACTERS,
@@ -39,38 +40,16 @@ from atoll.tools.files.shell_tokens import (
 
 MOST_WORDS = 50_000
 MOST_LENGTH = 1_000_000
+GUARD = "\x04"
+"""Begins and ends the words of a ${NAME:+words} whose variable is a mark."""
 DEEPEST, MOST_NESTED = 12, 40
 """Nesting limits of scripts and functions, and of values."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?])(\[[@*]\])?(:?[-=+?])?", re.DOTALL)
+_GUARD = re.compile(r"\$\{([A-Za-z_]\w*)(:?)\+")
 _EXPANSION = re.compile(r"\\(.)|\$([({])|`([^`]*)`|\$([A-Za-z_]\w*|\d|[@*#?!$-])", re.DOTALL)
 _PREFIXES = ("export", "local", "declare", "typeset", "readonly")
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command with its words."""
-
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """Commands that a script runs, and variables that it exports."""
-
-    commands: tuple[Command, ...]
-    exported: Mapping[str, str]
-    missing: tuple[str, ...] = ()
-    """Sourced files that are not in its folder."""
-    unset: tuple[str, ...] = ()
-    """Variables that it uses without setting them."""
-    values: Mapping[str, str] = field(default_factory=dict)
-    """Values of its variables at its end."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return tuple(f"{n}, which it sources, was not found beside it" for n in self.missing)
 
 
 @dataclass
@@ -111,8 +90,10 @@ class Shell:
             pieces: list[str]
             if kind == LITERAL:
                 pieces = [text]
-            elif items := self._items(text):
+            elif (items := self._items(text)) is not None:
                 pieces = items if kind == QUOTED else [w for i in items for w in i.split()]
+            elif kind == PLAIN and (inner := self._operand_words(text)) is not None:
+                pieces = inner
             else:
                 expanded = self.text(text, keep_escapes=kind == PLAIN)
                 pieces = [expanded] if kind == QUOTED else _split(expanded)
@@ -127,20 +108,35 @@ class Shell:
         self._count(sum(map(len, words)))
         return words
 
-    def _items(self, text: str) -> list[str]:
-        """Return the items if a text is exactly one array."""
+    def _items(self, text: str) -> list[str] | None:
+        """Return the items if a text is exactly one array; an array without items is no word."""
         match = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}|\$\{?(@)\}?", text)
         if match is None:
-            return []
+            return None
         name = match[1] or match[2]
-        items = self.arrays.get(name)
-        return list(items) if items is not None else _split(self.values.get(name, ""))
+        if name in self.arrays or name == "@":
+            return list(self.arrays.get(name, ()))
+        return _split(self.values.get(name, "")) or None
+
+    def _operand_words(self, text: str) -> list[str] | None:
+        """Return the words if a text is exactly one ${NAME:+words "with quotes"}; of a variable
+        that is a mark (`tools.files.variables`) between two words that name it.
+        """
+        match = _GUARD.match(text)
+        if match is None or closing_bracket(text, 1) != len(text) - 1:
+            return None
+        value = self.value(match[1])
+        if value is None or (match[2] and not value):
+            return []
+        inner = tokens(text[match.end() : -1], self.name)
+        self._nest(+1)
+        words = [w for token in inner if isinstance(token, Word) for w in self.expand(token)]
+        self._nest(-1)
+        return [GUARD + match[1], *words, GUARD] if value.startswith("\x01") else words
 
     def text(self, text: str, *, keep_escapes: bool = False) -> str:
         """Return a text with its variables expanded."""
-        if self.nested > MOST_NESTED:
-            raise AtollError(f"{self.name}: its values stand too deeply in one another")
-        self.nested += 1
+        self._nest(+1)
         pieces, at = [], 0
         while match := _EXPANSION.search(text, at):
             pieces.append(text[at : match.start()])
@@ -159,9 +155,15 @@ class Shell:
                 pieces.append(self._plain(name))
         pieces.append(text[at:])
         expanded = "".join(pieces)
-        self.nested -= 1
+        self._nest(-1)
         self._count(len(expanded))
         return expanded
+
+    def _nest(self, levels: int) -> None:
+        """Limit how deeply values stand in one another."""
+        self.nested += levels
+        if self.nested > MOST_NESTED:
+            raise AtollError(f"{self.name}: its values stand too deeply in one another")
 
     def _brackets(self, opening: str, inside: str) -> str:
         """Return what "${...}", "$(...)" or "$((...))" expands to."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from atoll.base.errors import AtollError
 from atoll.files.inputs import read_input_text
 from atoll.tools.arguments import UserValues
-from atoll.tools.files.shell import Script, read_script
+from atoll.tools.files.script import Script
+from atoll.tools.files.shell import GUARD, read_script
 from atoll.tools.files.shell_tokens import MOST_CHARACTERS, UNKNOWN
 
 MARK = re.compile("\x01(\\w+)( ?)\x02")
@@ -24,6 +25,7 @@ _DEFAULT = re.compile(
     re.MULTILINE,
 )
 """NAME=${NAME:-default}; or ${NAME:-default} of a variable that the script does not set itself."""
+_CONDITIONS = re.compile(r"#[^\n]*|\[\[? [^\n]*? \]|\b(test|case) [^\n;]*")
 
 
 def open_variables(path: Path, script: Script, user: UserValues) -> dict[str, str]:
@@ -35,6 +37,13 @@ def open_variables(path: Path, script: Script, user: UserValues) -> dict[str, st
         if match["own"] or (name not in script.values and usual) or f"${{{name}:=" in text:
             values[name] = script.values.get(name, (usual or UNKNOWN).removesuffix("}"))
     return {name: value for name, value in values.items() if UNKNOWN not in value}
+
+
+def decides_only(path: Path, name: str) -> bool:
+    """Return whether a script has a variable nowhere but in its default and in conditions."""
+    rest = _CONDITIONS.sub("", read_input_text(path, 4 * MOST_CHARACTERS))
+    own = rf"^[ \t]*(export[ \t]+)?{name}=[^\n;]*|:[ \t]+\"?\$\{{{name}:?=[^}}]*\}}"
+    return not re.search(rf"\b{name}\b", re.sub(own, "", rest, flags=re.MULTILINE))
 
 
 def marked_words(
@@ -57,6 +66,20 @@ def marked_names(value: object) -> list[str]:
     """Return the variables in a word or in a list of words."""
     words = value if isinstance(value, list) else [value]
     return [match[1] for word in words for match in MARK.finditer(str(word))]
+
+
+def guarded_words(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Return words outside ${NAME:+words}, and (NAME, words) of each of these."""
+    outside: list[str] = []
+    guarded: list[tuple[str, list[str]]] = []
+    name = ""
+    for word in words:
+        if word.startswith(GUARD):
+            name = word[len(GUARD) :]
+            guarded += [(name, [])] if name else []
+        else:
+            (guarded[-1][1] if name else outside).append(word)
+    return outside, guarded
 
 
 def expanded(value: object, values: Mapping[str, str]) -> list[str]:

@@ -15,9 +15,17 @@ from typing import Any
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS, HOST
 from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
-from atoll.tools.files.shell import Command, Script
+from atoll.tools.files.script import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
-from atoll.tools.files.variables import MARK, expanded, marked_names, marked_words, open_variables
+from atoll.tools.files.variables import (
+    MARK,
+    decides_only,
+    expanded,
+    guarded_words,
+    marked_names,
+    marked_words,
+    open_variables,
+)
 from atoll.tools.megatron_lm.core import fsdp_warning
 from atoll.tools.megatron_lm.read_model import build_model
 
@@ -53,13 +61,14 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     notes = (f"starts training {len(earlier) + 1} times; the last is read",) if earlier else ()
     variables = open_variables(Path(file), script, user)
     marked = marked_words(Path(file), user, [*variables], _last_words)
-    reached = {*marked_names(marked)}
+    reached = {*marked_names(marked), *(name for name, _ in guarded_words(marked)[1])}
     carried = {
         spelled.get(name, name): value
         for name, value in _with_variables(launch.carried, marked, variables).items()
     }
     notes = (*script.notes, *launch.notes, *notes)
-    read = {name: value if name in reached else None for name, value in variables.items()}
+    read = {name: value if name in reached else None for name, value in variables.items()
+            if name in reached or (value and not decides_only(Path(file), name))}  # fmt: skip
     return replace(launch, notes=notes, carried=carried, variables=read, arguments=replace(
         account, used={**counts, **account.used},
         without_effect={n: v.replace(UNKNOWN, "?") for n, v in ignored.items()}
@@ -75,11 +84,22 @@ def _with_variables(
     carried: Mapping[str, Any], marked: Sequence[str], values: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return arguments with marks in place of the script's variables, and under "$NAME" variables
-    that hold whole arguments. `marked`: words of the command, with marks.
+    that hold whole arguments, under "$NAME:+" words that stand where a variable is not empty.
+    `marked`: words of the command, with marks.
     """
     at = next((i for i, word in enumerate(marked) if PROGRAMS.search(word)), len(marked))
     words, result = [], dict(carried)
-    for word in marked[at + 1 :]:
+    outside, guarded = guarded_words(marked[at + 1 :])
+    for guard, inside in guarded:
+        inner = named_arguments(inside)
+        if inner and all(
+            n in result and _words_of(result[n]) == expanded(v, values) for n, v in inner.items()
+        ):
+            result = {name: value for name, value in result.items() if name not in inner}
+            result[f"${guard}:+"] = [*result.get(f"${guard}:+", []), *inside]
+        else:
+            outside += inside
+    for word in outside:
         mark = MARK.fullmatch(word)
         if not (mark and not mark[2] and values[mark[1]].startswith("-")):
             words.append(word)

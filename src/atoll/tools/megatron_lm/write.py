@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 
 from atoll.answers.layout import LaunchFile
 from atoll.files.yamlfile import shipped_table
@@ -75,10 +75,11 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
     }
     written = {field for values in groups.values() for field in values}
     carried = {n: value for n, value in plan.carried.items() if _field(n) not in written}
-    whole = [name[1:] for name in carried if name[0] == "$"]
+    whole = [name[1:].removesuffix(":+") for name in carried if name[0] == "$"]
     marked = [name for value in carried.values() for name in marked_names(value)]
     own = {name: plan.variables[name] or "" for name in (*whole, *marked)}
     held = [word for name in whole for word in own[name].split() if word[0] == "-"]
+    held += [w for n, words in carried.items() if n[0] == "$" and words is not True for w in words]
     fields = {*map(_field, (*carried, *held))}
     variables = {
         name: {**row, "default": _default(name, row["default"], plan)}
@@ -188,6 +189,12 @@ def _arguments(values: Settings) -> ArgumentWords:
     return arguments
 
 
+def _argument_text(name: str, words: Sequence[str]) -> str:
+    """Return an argument as the script has it: `--name words`, or `${NAME:+words}`."""
+    text = " ".join(map(bash_word, words))
+    return f"${{{name[1:]}{text}}}" if name.endswith(":+") else f"{name} {text}".rstrip()
+
+
 def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
     recipe = NARROW_RECIPES.get(plan.precision)
     if recipe is None:
@@ -228,7 +235,7 @@ def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
     groups = {name: arguments for name, arguments in groups.items() if arguments}
     for name, arguments in groups.items():
         lines.append(f"{name}=(" + f"  # as in {plan.source}" * (name == CARRIED))
-        lines += [f"  {' '.join([name, *map(bash_word, words)])}" for name, *words in arguments]
+        lines += [f"  {_argument_text(name, words)}" for name, *words in arguments]
         lines.append(")")
     used = " ".join(f'"${{{name}[@]}}"' for name in groups)
     batch = plan.global_batch

@@ -14,7 +14,7 @@ from typing import Any
 from atoll.base.errors import AtollError
 from atoll.step.layout import HOST
 from atoll.tools.arguments import OFF, Launch, LaunchArguments, UserValues, load_names
-from atoll.tools.files.shell import Script
+from atoll.tools.files.script import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import layout_fields
 from atoll.workload import load_config

@@ -25,7 +25,7 @@ from atoll.tools.arguments import (
 )
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import named_file, read_content
-from atoll.tools.files.shell import Command, Script
+from atoll.tools.files.script import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
