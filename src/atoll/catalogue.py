@@ -88,10 +88,12 @@ def hardware_names() -> tuple[str, ...]:
 def describe(name: str) -> HardwareAnswer:
     """Describe a name of the catalogue, a device in free spelling, or a file."""
     name = str(as_path("name", name))
-    if name.startswith(NETWORK) or "=" in name:  # dgx-h100:infiniband=25GB/s
+    if name.startswith(NETWORK):
         return _network(name.removeprefix(NETWORK))
     if is_file(name):
         return _FILES[_kind(name)][1](name)
+    if "=" in name:  # dgx-h100:infiniband=25GB/s
+        return _network(name)
     names: dict[Callable[[str], HardwareAnswer], tuple[str, ...]] = {
         _device: gpu_names(),
         _network: network_names(),

@@ -79,13 +79,19 @@ def parse_linked_network(name: str) -> tuple[Topology, float] | None:
     form, at, bandwidth = name.partition("@")
     if not at:
         return None
-    try:
-        link_Bps = parse_quantity(bandwidth, BANDWIDTH)
-    except ValueError as error:
-        raise AtollError(f"network {name!r}: links: {error}") from None
-    if link_Bps <= 0.0:
-        raise AtollError(f"network {name!r}: links: expected more than nothing.")
+    link_Bps = parse_bandwidth(bandwidth, f"network {name!r}: links")
     return parse_topology(form), link_Bps
+
+
+def parse_bandwidth(text: str, what: str) -> float:
+    """Parse a bandwidth above 0; `what` begins the sentence of a refusal."""
+    try:
+        value_Bps = parse_quantity(text, BANDWIDTH)
+    except ValueError as error:
+        raise AtollError(f"{what}: {error}") from None
+    if value_Bps <= 0.0:
+        raise AtollError(f"{what}: expected more than nothing.")
+    return value_Bps
 
 
 def _faster(level: FabricLevel, bandwidth_Bps: float, name: str) -> FabricLevel:

@@ -24,7 +24,12 @@ from atoll.base.units import (
     parse_quantity,
 )
 from atoll.fabric.network import FabricLevel, Network
-from atoll.fabric.topology import SWITCHED, TORUS, parse_linked_network
+from atoll.fabric.topology import (
+    SWITCHED,
+    TORUS,
+    parse_bandwidth,
+    parse_linked_network,
+)
 from atoll.files.ranges import (
     BufferBytes,
     ChipArea,
@@ -361,24 +366,16 @@ def load_network(name_or_path: str | Path) -> Network:
 
 
 def _with_level(network: Network, level_name: str, bandwidth: str) -> Network:
-    """Return a network with another bandwidth of one level and its other properties unchanged."""
+    """Return a network with another bandwidth of one level, its other properties unchanged."""
     names = [level.name for level in network.levels]
     if level_name not in names:
         raise AtollError(
             f"network {network.name} has no level {level_name!r}, only {', '.join(names)}"
         )
-    try:
-        value_Bps = parse_quantity(bandwidth, BANDWIDTH)
-    except UnitError as error:
-        raise AtollError(f"network {network.name}:{level_name}: {error}") from None
-    if value_Bps <= 0.0:
-        raise AtollError(f"network {network.name}:{level_name}: expected more than nothing")
-    levels = tuple(
-        replace(level, bandwidth_Bps=value_Bps) if level.name == level_name else level
-        for level in network.levels
-    )
-    name = f"{network.name}:{level_name}={_bandwidth(value_Bps)}"
-    return replace(network, name=name, levels=levels)
+    value_Bps = parse_bandwidth(bandwidth, f"network {network.name}:{level_name}")
+    index = names.index(level_name)
+    changed = network.faster(value_Bps / network.levels[index].bandwidth_Bps, index)
+    return replace(changed, name=f"{network.name}:{level_name}={_bandwidth(value_Bps)}")
 
 
 def _bandwidth(value_Bps: float) -> str:
