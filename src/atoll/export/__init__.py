@@ -102,12 +102,14 @@ def export_run(
     )
     notes = [*launch_file.notes, *_omission_notes(target, run)]
     text = launch_file.text
-    if run.launch and run.launch.own_lines and run.launch.software == launch_file.target:
+    if run.launch and run.launch.editable_lines and run.launch.software == launch_file.target:
         lost = [name for name in lost if not WITH_LAYOUT.search(name)
                 and f"'{name.rpartition('.')[2]}': " not in text]  # fmt: skip
         lines = {line.partition("  #")[0].strip() for line in text.split("\n")}
         if reset := [
-            name.rstrip(",") for name, line in run.launch.own_lines.items() if line not in lines
+            name.rstrip(",")
+            for name, line in run.launch.editable_lines.items()
+            if line not in lines
         ]:
             notes.append(f"Changes of {run.launch.file} that this file does not have: "
                          f"{_listed(reset)}; make them here again.")  # fmt: skip
@@ -115,9 +117,9 @@ def export_run(
         notes.append(
             f"Not carried over from {run.launch.file}: {_listed(lost)}; add them to this file."
         )
-    own = run.launch.variables if run.launch and carried else {}
+    variables = run.launch.variables if run.launch and carried else {}
     if run.launch and (
-        fixed := [n for n, value in own.items() if value != "" and f"${{{n}:" not in text]
+        fixed := [n for n, value in variables.items() if value != "" and f"${{{n}:" not in text]
     ):
         notes.append(f"Variables of {run.launch.file} that this file does not have, because their "
                      f"values are written into it: {_listed(fixed)}.")  # fmt: skip
@@ -168,8 +170,8 @@ def _omission_notes(target: str, run: Run) -> Iterator[str]:
     stated = {*tool.stated, *LISTED, *f"{tool.overlap or ''} {tool.flags or ''}".split()}
     if run.launch and run.launch.carried and run.launch.software == tool.name:
         fields = run.launch.fields
-        own = f"{fields.get('overlap', '')} {fields.get('flags', '')}".split()
-        stated |= {word for word in own if not word.startswith(NOT_CARRIED)}
+        file_words = f"{fields.get('overlap', '')} {fields.get('flags', '')}".split()
+        stated |= {word for word in file_words if not word.startswith(NOT_CARRIED)}
     elsewhere = (DISPATCHER, "loss_chunks=")
     words = [word for word in _software(tool, run) if not word.startswith(elsewhere)]
     if others := [word for word in words if word not in stated]:

@@ -185,7 +185,7 @@ class Launch:
     stand for its variables (`tools.files.variables`)."""
     variables: Mapping[str, str | None] = field(default_factory=dict)
     """Values of variables that its user may set; None: no argument has it."""
-    own_lines: Mapping[str, str] = field(default_factory=dict)
+    editable_lines: Mapping[str, str] = field(default_factory=dict)
     """Lines of a Python script that its user may have changed, by the variable that they set."""
 
 

@@ -25,7 +25,7 @@ TRIAL_STEPS = 20
 SAVE_INTERVAL = 500
 """Steps between checkpoints of such a run."""
 LEARNING_RATE = "3e-4"
-"""Default peak learning rate of pretraining."""
+"""Default peak learning rate of pretraining, that of Llama 2 7B (Touvron et al., 2023)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from atoll.base.errors import AtollError
 from atoll.files.yamlfile import shipped_table
 from atoll.tools.arguments import Launch, UserValues
 from atoll.tools.deepspeed.read import read_deepspeed
-from atoll.tools.files.config_files import imported_as, own_lines, read_content
+from atoll.tools.files.config_files import editable_lines, imported_as, read_content
 from atoll.tools.files.references import resolve
 from atoll.tools.files.shell import read_script
 from atoll.tools.gpt_neox.read import read_gpt_neox
@@ -107,7 +107,7 @@ def _python(path: Path, user: UserValues) -> Launch:
     steps = run.pop("steps", launch.steps)
     fields = {name: value for name, value in launch.fields.items() if name != "stack"}
     fields |= run  # the stack is the tool's
-    return replace(launch, steps=steps, fields=fields, own_lines=own_lines(path))
+    return replace(launch, steps=steps, fields=fields, editable_lines=editable_lines(path))
 
 
 def _read_content(path: Path, content: Mapping[str, Any], user: UserValues) -> Launch:

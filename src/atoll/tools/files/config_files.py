@@ -68,7 +68,7 @@ def imported_as(path: Path, alias: str) -> str:
     return match[1] if match else ""
 
 
-def own_lines(path: Path) -> dict[str, str]:
+def editable_lines(path: Path) -> dict[str, str]:
     """Return lines of a script that Atoll wrote and a user may have changed, by the variable that
     they set, else by themselves: not its literals, imports and calls.
     """

@@ -20,7 +20,7 @@ from atoll.tools.files.shell_tokens import MOST_CHARACTERS, UNKNOWN
 MARK = re.compile("\x01(\\w+)( ?)\x02")
 """A variable in a word; its blank is left where the script quotes the variable."""
 _DEFAULT = re.compile(
-    r"(?:^|;)[ \t]*(?:export[ \t]+)?(?P<own>[A-Za-z_]\w*)=[\"']?\$\{(?P=own):?-"
+    r"(?:^|;)[ \t]*(?:export[ \t]+)?(?P<assigned>[A-Za-z_]\w*)=[\"']?\$\{(?P=assigned):?-"
     r"|\$\{(?P<name>[A-Za-z_]\w*):?[-=](?P<text>[^${}`\"']*\})?",
     re.MULTILINE,
 )
@@ -33,8 +33,8 @@ def open_variables(path: Path, script: Script, user: UserValues) -> dict[str, st
     text = read_input_text(path, 4 * MOST_CHARACTERS)
     values = {**user.variables}
     for match in _DEFAULT.finditer(text):
-        name, usual = match["own"] or match["name"], match["text"]
-        if match["own"] or (name not in script.values and usual) or f"${{{name}:=" in text:
+        name, usual = match["assigned"] or match["name"], match["text"]
+        if match["assigned"] or (name not in script.values and usual) or f"${{{name}:=" in text:
             values[name] = script.values.get(name, (usual or UNKNOWN).removesuffix("}"))
     return {name: value for name, value in values.items() if UNKNOWN not in value}
 
@@ -42,8 +42,8 @@ def open_variables(path: Path, script: Script, user: UserValues) -> dict[str, st
 def decides_only(path: Path, name: str) -> bool:
     """Return whether a script has a variable nowhere but in its default and in conditions."""
     rest = _CONDITIONS.sub("", read_input_text(path, 4 * MOST_CHARACTERS))
-    own = rf"^[ \t]*(export[ \t]+)?{name}=[^\n;]*|:[ \t]+\"?\$\{{{name}:?=[^}}]*\}}"
-    return not re.search(rf"\b{name}\b", re.sub(own, "", rest, flags=re.MULTILINE))
+    assignments = rf"^[ \t]*(export[ \t]+)?{name}=[^\n;]*|:[ \t]+\"?\$\{{{name}:?=[^}}]*\}}"
+    return not re.search(rf"\b{name}\b", re.sub(assignments, "", rest, flags=re.MULTILINE))
 
 
 def marked_words(

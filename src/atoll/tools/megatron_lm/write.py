@@ -77,10 +77,14 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
     carried = {n: value for n, value in plan.carried.items() if _field(n) not in written}
     whole = [name[1:].removesuffix(":+") for name in carried if name[0] == "$"]
     marked = [name for value in carried.values() for name in marked_names(value)]
-    own = {name: plan.variables[name] or "" for name in (*whole, *marked)}
-    held = [word for name in whole for word in own[name].split() if word[0] == "-"]
-    held += [w for n, words in carried.items() if n[0] == "$" and words is not True for w in words]
-    fields = {*map(_field, (*carried, *held))}
+    kept_variables = {name: plan.variables[name] or "" for name in (*whole, *marked)}
+    inner_words = [
+        word for name in whole for word in kept_variables[name].split() if word[0] == "-"
+    ]
+    inner_words += [
+        w for n, words in carried.items() if n[0] == "$" and words is not True for w in words
+    ]
+    fields = {*map(_field, (*carried, *inner_words))}
     variables = {
         name: {**row, "default": _default(name, row["default"], plan)}
         for name, row in VARIABLES.items()
@@ -93,7 +97,7 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
         CARRIED: {n: v for n, v in carried.items() if not re.fullmatch(dropped, _field(n))},
         **groups,
     }
-    for name, value in own.items():
+    for name, value in kept_variables.items():
         comment = VARIABLES.get(name, {}).get("comment", f"as in {plan.source}")
         variables[name] = {"default": _quoted(value), "words": "", "comment": comment}
     variables = {n: variables[n] for n in dict.fromkeys((*VARIABLES, *variables)) if n in variables}
@@ -113,10 +117,10 @@ def _default(name: str, usual: str, plan: LaunchPlan) -> str:
         "rate": LEARNING_RATE,
         "save_interval": plan.save_interval or SAVE_INTERVAL,
     }
-    own = plan.variables.get(name)
-    if name == "TRAIN_ITERS" or own is None or (name == "SAVE_INTERVAL" and plan.save_interval):
+    value = plan.variables.get(name)
+    if name == "TRAIN_ITERS" or value is None or (name == "SAVE_INTERVAL" and plan.save_interval):
         return usual.format(**figures)
-    return _quoted(own)
+    return _quoted(value)
 
 
 def _quoted(value: str) -> str:
