@@ -343,8 +343,8 @@ def run_recorded(jobs: list[RankJob], records: Path, device: str, budget_s: floa
         if each.id in recorded or time.monotonic() > end:
             continue
         record = run_job(each, device)
-        if each.compiled:
-            torch._dynamo.reset()
+        # Otherwise the next shapes are compiled as dynamic ones, also in Megatron's fused kernels.
+        torch._dynamo.reset()
         release(device)
         with records.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")

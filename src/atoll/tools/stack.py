@@ -112,12 +112,18 @@ class Stack:
     adds_in_products: bool = False
     """The products of weight gradients accumulate: they read and write the sum instead of writing a
     16-bit result."""
+    adds_first: bool = False
+    """The first microbatch's gradients are added to zeros like all others."""
     temporaries: float = 1.0
     """Share of the widest operator's tensors that is alive in addition to a block's tensors."""
     optimizer: str = "fused"
     """Kernels of the optimizer: fused, foreach or forloop (`UPDATES`)."""
     update_parameters: float = 0.0
     """Parameters whose gradients the optimizer copies to fp32 at a time; 0: none."""
+    scales_gradients: bool = False
+    """Gradients are divided by the number of ranks by a kernel before they are reduced."""
+    zeroes_gradients: bool = False
+    """The buffer of gradients is zeroed for every step."""
     hosts_optimizer: bool = False
     """Optimizer states lie in the host's memory: updated there under ZeRO 2 and 3 (DeepSpeed),
     otherwise paged to the device (bitsandbytes)."""

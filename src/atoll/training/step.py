@@ -404,7 +404,8 @@ def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float
         bytes_per_parameter = ACCUMULATED_FP32_BYTES
     if run.stack.adds_in_products:
         bytes_per_parameter = 2 * run.states.gradient - HALF
-    moved = parameters * bytes_per_parameter / layout.copies if m > layout.copies else 0.0
+    adds = m > layout.copies or run.stack.adds_first
+    moved = parameters * bytes_per_parameter / layout.copies if adds else 0.0
     if run.states.on_host and layout.zero >= 2:
         # DeepSpeed adds on the device: the sum comes from the host and goes back to it.
         link_s = parameters * 2 * HALF / run.host_Bps if m > layout.copies else 0.0
@@ -437,4 +438,6 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     parameter_s = moved / run.gpu.stream_Bps
     if run.adapters is not None:
         parameter_s += ADAPTER_TENSOR_S / (run.adapters.rank * run.model.hidden)
-    return parameters * parameter_s
+    passes = stack.zeroes_gradients + 2 * (stack.scales_gradients and layout.ranks > 1)
+    whole = (dense + expert) * passes * states.gradient if layout.zero < 2 else 0.0
+    return parameters * parameter_s + whole / run.gpu.stream_Bps

@@ -79,6 +79,8 @@ RANK_RECOMPUTE = {"every-second-block": FULL_BLOCKS, "selective": FULL_BLOCKS}
 """Recomputation of ranks in Atoll's words; torchtitan's selective mode is of every second block."""
 WIDE = ("fp32", "tf32")
 MEGATRON = "megatron-lm"
+LOCAL_MODULES = ("local", "plain_modules", "no_grad_fusion")
+"""Flags of Megatron-LM's ranks (`measurement.build_megatron_lm`)."""
 EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
 """Flags of Hugging Face's experts."""
 OPTIMIZER_STATES = {"adamw8bit": "8bit", "sgd": "momentum", "adafactor": "adafactor"}
@@ -199,6 +201,8 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     plain_scan = model.mixer == "mamba2" and row.text("attn") == "eager"
     if plain_scan or "delta" in (model.mixer, *model.mixers):
         flags.append("plain_mixers")
+    if row.text("tool") == MEGATRON:
+        flags += LOCAL_MODULES
     if row.text("precision") in WIDE:
         flags.append(row.text("precision"))
     if row.text("optimizer") in UPDATES:
