@@ -87,6 +87,8 @@ class Stack:
     """Tensor ranks divide the embedding's rows and the loss."""
     keeps_gathered: bool
     """Sequence parallelism keeps gathered inputs for backward instead of gathering them again."""
+    keeps_gather_buffer: bool = field(default=False, kw_only=True)
+    """Sequences are gathered into a buffer that stays allocated."""
     overlap: Overlap
     late_gradients: bool
     """Gradients are allocated during the backward pass, not before the step."""

@@ -77,10 +77,11 @@ def peak_parts(
     at_end_bytes: Floats,
     shared_parameters: Floats,
     accumulates: NDArray[np.bool_],
+    roots_bytes: Floats,
 ) -> PeakParts:
     """Return the parts at the peak of a step, from the largest bytes of each; `at_end_bytes`:
     temporaries when all activations are freed; `accumulates`: gradients exist before the last
-    microbatch.
+    microbatch; `roots_bytes`: square roots of all second moments, in fp32.
 
     The loss ends before the first block's temporaries are allocated. With late gradients, these are
     allocated layer by layer as activations are freed, so the peak is at either end; with
@@ -91,7 +92,10 @@ def peak_parts(
     gradients, activations, logits, transient = parts
     beyond_loss = np.maximum(transient, logits) - logits
     if not run.stack.late_gradients:
-        copied = _updated_bytes(run, gradients) - (activations + logits + beyond_loss)
+        copied = _updated_bytes(run, gradients)
+        if run.stack.optimizer == "foreach":
+            copied = np.maximum(copied, roots_bytes)
+        copied = copied - (activations + logits + beyond_loss)
         return PeakParts(gradients, activations, logits, beyond_loss + np.maximum(copied, 0.0))
     tied = 0 if run.adapters else shared_parameters
     early = np.where(accumulates, gradients, 0.0)
@@ -152,6 +156,8 @@ def logits_bytes(
     peak = logits * loss_bytes / stack.loss_chunks
     if not stack.vocabulary_parallel:
         peak *= layout.tp
+    if stack.adds_first:  # the head's gradient in 16 bits, beside that of the logits
+        peak = max(peak, logits * 2 + head.parameters * 2)
     deferred = min(stack.deferred_heads, microbatches) * logits * 2
     every = sum(cost.logits_bytes / 2 for cost in heads)
     kept = 0.0 if stack.loss_chunks > 1 else stack.loss_kept
@@ -177,7 +183,9 @@ def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) 
     """Return the bytes of gathered tensors that exist both during the loss and during a block's
     backward pass, and of workspaces of matrix libraries.
     """
-    return _common_bytes(run, layers, zero) + workspace_bytes(run)
+    links = [link for cost, _ in layers for link in cost.forward_links if link.kind == "all_gather"]
+    gathered = max((link.bytes for link in links), default=0) * run.stack.keeps_gather_buffer
+    return _common_bytes(run, layers, zero) + workspace_bytes(run) + gathered
 
 
 def loss_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:

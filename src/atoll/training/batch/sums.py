@@ -41,6 +41,7 @@ from atoll.training.operators.tables import (
     LayoutTables,
     PassColumn,
 )
+from atoll.training.step import FLOAT
 
 DENSE, EXPERT = 0, 1  # last axis of `LayoutTables.parameters`
 _DENSE_COLUMNS = KindColumn.DENSE, KindColumn.ALL_DENSE
@@ -321,7 +322,9 @@ class Sums:
         transient, at_end = phases[..., :-1].max(axis=-1), phases[..., -1]
         parts = PeakParts(states.gradients[:, None], activations, logits, transient)
         shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
-        return peak_parts(self.run, parts, at_end, shared, early[:, None])
+        states_bytes = max(self.run.states.optimizer, 1.0)
+        roots_bytes = states.fixed[:, 1, None] * FLOAT / states_bytes
+        return peak_parts(self.run, parts, at_end, shared, early[:, None], roots_bytes)
 
     @property
     def bucketed(self) -> NDArray[np.bool_]:
