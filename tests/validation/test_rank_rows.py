@@ -32,7 +32,11 @@ def fitted_half(name: str, folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "time", "allocated", "reserved"),
-    [("h200_ranks.csv", 50, 0.07, 0.18, 0.16), ("h200_ranks_2.csv", 122, 0.12, 0.25, 0.18)],
+    [
+        ("h200_ranks.csv", 50, 0.07, 0.18, 0.16),
+        ("h200_ranks_2.csv", 122, 0.12, 0.25, 0.18),
+        ("h200_ranks_4.csv", 57, 0.03, 0.01, 0.18),
+    ],
 )
 def test_ranks_are_predicted_without_communication(
     name: str, rows: int, time: float, allocated: float, reserved: float, tmp_path: Path
@@ -87,6 +91,19 @@ def test_streaming_kernels_of_ranks_are_priced(id: str, most: float, tmp_path: P
     (prediction,) = predict([row for row in rows if row.id == id])
     measured_s, predicted_s = prediction.kernel_classes_s["streaming"]
     assert predicted_s == pytest.approx(measured_s, rel=most)
+
+
+def test_ranks_of_megatron_are_priced_as_local_modules(tmp_path: Path) -> None:
+    rows = read_runs(fitted_half("h200_ranks_3.csv", tmp_path))
+    predictions = predict([row for row in rows if row.text("tool") == "megatron-lm"])
+    assert all(p.estimate and p.estimate.run.stack.adds_first for p in predictions)
+    classes = class_errors(predictions)
+    for name, most in (("products", 0.05), ("streaming", 0.08), ("optimizer", 0.05)):
+        error = classes[name].mean_ape
+        assert error is not None
+        assert error < most  # 0.75 for the latter two with Transformer Engine's kernels
+    errors = [abs(p.memory_error) for p in predictions if p.memory_error is not None]
+    assert sum(errors) / len(errors) < 0.02
 
 
 def test_each_stage_is_judged_by_itself(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from atoll.base.errors import AtollError
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout, check_recompute
 from atoll.tools.software import find_stack, graphed, overlapping, stack_named
-from atoll.tools.stack import COMPILED, FSDP, MEGATRON, NEMO
+from atoll.tools.stack import COMPILED, FSDP, MEGATRON, NEMO, XLA
 from atoll.training.estimate import Estimate, estimate
 from atoll.validation.row_runs import run_from_row, unread_words
 from atoll.validation.row_settings import port_Bps
@@ -57,7 +57,7 @@ def test_kernels_that_are_named_beside_the_parallelism() -> None:
     eager, compiled = find_stack("AutoModel, FSDP2"), find_stack("AutoModel, FSDP2, torch.compile")
     fused = find_stack("AutoModel, FSDP2, Transformer Engine")
     assert compiled.overlap == fused.overlap == eager.overlap
-    assert compiled.passes == COMPILED.passes and fused.passes == MEGATRON.passes
+    assert compiled.passes == COMPILED.passes and fused.passes == XLA.passes
     assert fused.attention == "flash" and eager.attention == "flash2"
     assert find_stack("NeMo with Transformer Engine") == NEMO
 
