@@ -100,6 +100,7 @@ class Calibration:
     tiles: str = "hopper"  # shapes of the library's tiles: of Ampere and Ada, or since Hopper
     onset: int = 4  # sharpness of the power limit: 1 gradual (cards), 4 almost a step (boards)
     held: float = 0.0  # share of L2 that keeps outputs of products timed again and again
+    elements_per_cycle: float = 0.0  # of an SM, in kernels that it limits (`moved_bytes`); 0: none
     fill_s: float = 0.0  # start and end of a tile that no other of its SM hides
     step_throttle: float | None = None  # of products inside training steps, where it is known
     step_long: float = 0.0  # further slowdown of long products in a step, half of it at throttle_s
@@ -357,6 +358,7 @@ class CalibrationFile(FileModel):
     tiles: Tiles = "hopper"
     onset: Annotated[Count, Field(le=8)] = 4
     held: Part = 0.0
+    elements_per_cycle: Factor = 0.0
     fill_s: Seconds = Field(0.0, alias="fill")
     matmul_ratio: Factor = 0.0
     traffic: dict[str, Factor] = Field(min_length=1)

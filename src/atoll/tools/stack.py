@@ -23,6 +23,15 @@ class VectorPasses:
 
     bytes: float  # moved through HBM, per element
     kernels: int
+    slow_bytes: float = 0.0
+    """Those of `bytes` that are moved by kernels which the SMs may limit."""
+    slow_elements: float = 0.0
+    """Elements that these kernels process, per element (`elements_per_cycle`)."""
+
+    def moved_bytes(self, stream_Bps: float, elements_per_s: float) -> float:
+        """Return the bytes that streaming kernels move in the same time."""
+        limited = max(self.slow_bytes, self.slow_elements * stream_Bps / elements_per_s)
+        return self.bytes - self.slow_bytes + limited
 
 
 @dataclass(frozen=True, slots=True)
