@@ -19,8 +19,8 @@ def bounds() -> None:
     """Compile operator costs and quick bounds, on one chip and a small model."""
     from atoll.cost.chips import chips_of_space
     from atoll.explore.answer.scope import open_space
+    from atoll.explore.prepare import prepare_search
     from atoll.explore.pricing.evaluate import PricedChips
-    from atoll.explore.run import prepare_search
     from atoll.hardware.space import DesignSpace
     from atoll.questions import SearchQuestion
     from atoll.schedule.bound_kernels import prepare

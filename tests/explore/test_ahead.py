@@ -12,7 +12,7 @@ import pytest
 import atoll
 from atoll.base.errors import AtollError
 from atoll.explore.answer.result import SearchResult
-from atoll.explore.next_chip import ENDS, read_followed_run
+from atoll.explore.explain.next_chip import ENDS, read_followed_run
 from atoll.workload.load import load_model
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"

@@ -11,13 +11,14 @@ from some_job import SPACE, answer, some_job, undisturbed
 
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop
+from atoll.explore.prepare import prepare_search
 from atoll.explore.proof import reserve
 from atoll.explore.proof.boxes import SpaceGrid
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.reserve import Reserve, open_frontier
 from atoll.explore.proof.tasks import bound_chips
 from atoll.explore.proof.trial import Rule
-from atoll.explore.run import prepare_search, run_search
+from atoll.explore.run import run_search
 from atoll.hardware import product_space
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace, allowed_options

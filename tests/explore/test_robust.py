@@ -12,6 +12,7 @@ import pytest
 import atoll
 from atoll.answers.search import Robustness
 from atoll.base.errors import AtollError
+from atoll.explore.prepare import make_objective, prepare_search
 from atoll.explore.pricing.price import price_of
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.robust import (
@@ -24,7 +25,6 @@ from atoll.explore.robust import (
     robustness,
     space_under,
 )
-from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.physical.constants import PUBLISHED, Constant, constants
 from atoll.hardware.physical.draws import at_ends, drawn, triangular

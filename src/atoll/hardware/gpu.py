@@ -100,7 +100,7 @@ class Calibration:
     tiles: str = "hopper"  # shapes of the library's tiles: of Ampere and Ada, or since Hopper
     onset: int = 4  # sharpness of the power limit: 1 gradual (cards), 4 almost a step (boards)
     held: float = 0.0  # share of L2 that keeps outputs of products timed again and again
-    elements_per_cycle: float = 0.0  # of an SM, in kernels that it limits (`moved_bytes`); 0: none
+    elements_per_cycle: float = 0.0  # of an SM, in kernels that it limits; 0: not measured
     fill_s: float = 0.0  # start and end of a tile that no other of its SM hides
     step_throttle: float | None = None  # of products inside training steps, where it is known
     step_long: float = 0.0  # further slowdown of long products in a step, half of it at throttle_s
@@ -215,6 +215,11 @@ class Gpu:
     def stream_Bps(self) -> float:
         """HBM bandwidth that streaming operators reach."""
         return self.calibration.vector_hbm * self.hbm_Bps
+
+    @property
+    def slow_elements_per_s(self) -> float:
+        """Elements that SMs process in kernels which they limit; 0 where none was measured."""
+        return self.calibration.elements_per_cycle * self.sms * self.clock_Hz
 
     @property
     def optimizer_traffic(self) -> float:

@@ -211,7 +211,7 @@ class SearchQuestion(Question):
         if not isinstance(fields, dict) or fields.get("from_") is None:
             return fields
         file = locate(str(fields["from_"]), info)
-        return import_named("atoll.explore.next_chip:completed")({**fields, "from_": file})
+        return import_named("atoll.explore.explain.next_chip:completed")({**fields, "from_": file})
 
     @model_validator(mode="before")
     @classmethod

@@ -20,8 +20,8 @@ from atoll.answers.designs import ShownParameter
 from atoll.answers.search import SearchAnswer
 from atoll.base.errors import AtollError
 from atoll.explore.answer.scope import open_space
+from atoll.explore.prepare import make_objective, prepare_search
 from atoll.explore.proof.branch_and_bound import Search
-from atoll.explore.run import make_objective, prepare_search
 from atoll.front import ScriptData
 from atoll.hardware.space import DesignSpace
 from atoll.questions import SearchQuestion

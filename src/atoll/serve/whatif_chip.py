@@ -21,10 +21,10 @@ from atoll.base.identity import code_words, this_code
 from atoll.cost.chips import chips_of_accelerator
 from atoll.explore.answer.scope import open_space
 from atoll.explore.design_builder import model_plan
+from atoll.explore.prepare import prepare_search
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Spreads, Variants, make_variants, make_workload
-from atoll.explore.run import prepare_search
 from atoll.explore.stored_journal import space_identity
 from atoll.front import ScriptData
 from atoll.hardware.accelerator import Accelerator, Hbm

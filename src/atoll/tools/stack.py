@@ -26,12 +26,14 @@ class VectorPasses:
     slow_bytes: float = 0.0
     """Those of `bytes` that are moved by kernels which the SMs may limit."""
     slow_elements: float = 0.0
-    """Elements that these kernels process, per element (`elements_per_cycle`)."""
+    """Elements that these kernels process, per element (`Gpu.slow_elements_per_s`)."""
 
-    def moved_bytes(self, stream_Bps: float, elements_per_s: float) -> float:
-        """Return the bytes that streaming kernels move in the same time."""
-        limited = max(self.slow_bytes, self.slow_elements * stream_Bps / elements_per_s)
-        return self.bytes - self.slow_bytes + limited
+    def limited(self, stream_Bps: float, elements_per_s: float) -> VectorPasses:
+        """Return the passes with the bytes that streaming kernels move in the same time."""
+        if not self.slow_elements or not elements_per_s:
+            return self
+        slow = max(self.slow_bytes, self.slow_elements * stream_Bps / elements_per_s)
+        return replace(self, bytes=self.bytes - self.slow_bytes + slow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from atoll.explore.baselines import single_chip_space
 from atoll.explore.design_builder import DesignBuilder
 from atoll.explore.explain.described_device import described_device, losses_words
 from atoll.explore.explain.neighbours import Neighbours
+from atoll.explore.prepare import existing_device_runs, prepare_search
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.explore.run import ChipProblem, existing_device_runs, prepare_search
 from atoll.hardware.accelerator import GIB, MIB, Accelerator
 from atoll.hardware.device import TemplateChip
 from atoll.hardware.gpu import Gpu
@@ -243,21 +243,25 @@ class DeviceComparer:
 
 
 def plan_existing_devices(
-    result: SearchResult, problem: ChipProblem, left_out: dict[str, str], stop: Stop
+    result: SearchResult,
+    job: SearchQuestion,
+    setting: SearchSetting,
+    variants: Variants,
+    runs: Mapping[str, Run],
+    left_out: dict[str, str],
+    stop: Stop,
 ) -> SearchResult:
     """Plan the job of a search on its existing devices, and compare them with the answer; devices
     for which no time is left are noted in `left_out`."""
-    comparer = DeviceComparer.of_first(
-        problem.job, result.best.accelerator, result.best.plans[0], problem.setting,
-        problem.variants,
-    )  # fmt: skip
+    best = result.best
+    comparer = DeviceComparer.of_first(job, best.accelerator, best.plans[0], setting, variants)
     planned: list[ExistingDevice] = []
-    for name, run in problem.runs.items():
+    for name, run in runs.items():
         try:
             planned.append(comparer.in_template(plan_on_device(name, run, stop), run))
         except StoppedError:
             left_out[f"device {name}"] = stop.reason
-    interval_s = comparer.interval_s(next(iter(problem.runs.values())))
+    interval_s = comparer.interval_s(next(iter(runs.values())))
     return replace(result, beside=tuple(planned), step_time_interval_s=interval_s)
 
 

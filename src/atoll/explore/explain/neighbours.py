@@ -22,10 +22,10 @@ from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.base.units import format_bandwidth, format_bytes
 from atoll.explore.answer.scope import SearchScope, listed_space, open_space
 from atoll.explore.baselines import chip_score
+from atoll.explore.prepare import make_objective, prepare_search
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.objective import Objective
-from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.device import TemplateChip
 from atoll.hardware.product_space import ProductSpace

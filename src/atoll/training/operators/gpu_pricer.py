@@ -504,12 +504,8 @@ class GpuPricer:
     def _passes(self, work: VectorWork) -> VectorPasses:
         function = self.alias.get(work.function, work.function)
         passes = self.stack.passes.get(function)
-        if passes is not None and passes.slow_elements and self.gpu.calibration.elements_per_cycle:
-            per_cycle = self.gpu.calibration.elements_per_cycle * self.gpu.sms
-            elements_per_s = per_cycle * self.gpu.clock_Hz
-            return replace(passes, bytes=passes.moved_bytes(self.gpu.stream_Bps, elements_per_s))
         if passes is not None:
-            return passes
+            return passes.limited(self.gpu.stream_Bps, self.gpu.slow_elements_per_s)
         if function in COUNTED:
             return COUNTED[function]
         name = _CALIBRATED.get(function)
