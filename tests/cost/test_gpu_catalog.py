@@ -90,6 +90,14 @@ def test_a_device_that_comes_less_close_to_its_peak_is_scaled_by_what_was_measur
     assert load_gpu("h200").matmul_scale == pytest.approx(1, rel=1e-3)
 
 
+def test_fp8_is_scaled_by_the_best_products_of_both_formats() -> None:
+    """MI300X: 990 of 2615 TFLOP/s in fp8, 668 of 1307 in bf16; H200 1453 of 1979, 794 of 989."""
+    expected = (990 / 2615) / (668 / 1307) / ((1453.4 / 1979) / (794.5 / 989))
+    assert load_gpu("mi300x").fp8_share == pytest.approx(expected)
+    timed = (load_gpu(name).fp8_share for name in ("h200", "h100", "b200", "l40s"))
+    assert set(timed) == {1.0}
+
+
 def test_calibrations_are_not_devices() -> None:
     assert {"a100", "h100", "h200", "b200", "gb300"} <= set(calibration_names())
     assert not any(name.startswith("calibration") for name in gpu_names())

@@ -165,6 +165,8 @@ class Gpu:
     launch_s: float = 5e-6  # host time of one eager launch; kernels shorter than it wait
     measured_flops: float | None = None  # best 16-bit product anyone measured
     fp4_gain: float | None = None  # best fp4 product anyone measured over the best fp8 one
+    fp8_share: float = 1.0
+    """How close to its peak fp8 comes relative to 16 bits, over the calibrated device's."""
     tensor_per_exp: float = 1.0  # matrix FLOPs per exponential, relative to Hopper
     flash2_flops: float | None = None
     """FLOP/s of FlashAttention-2's kernels where they were measured; likewise backwards."""
@@ -184,6 +186,8 @@ class Gpu:
     """The network of the catalogue that such devices usually sit on."""
     stack: str = "megatron"
     """The software that such devices usually have (`training.stack`)."""
+    overlap: float = 1.0
+    """Share of a hidden collective's time saved: its kernels slow down the products."""
     half_optimizer_traffic: float = 1.65
     """Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32:
     5.15 ms per 1e9 parameters on an H200 (benchmarks/h200, half `fit`)."""
@@ -281,7 +285,8 @@ class Gpu:
         measured = "nvfp4" in dict(fit.formats)
         if dtype == "nvfp4" and not measured and self.fp4_gain and self.fp4_flops:
             return self.fp4_gain * self.loop_flops("fp8")
-        return fit.format_fit(dtype).matmul * self.matmul_scale * self.peak_flops(dtype)
+        share = fit.format_fit(dtype).matmul * self.matmul_scale
+        return share * (self.fp8_share if dtype in SCALED else 1.0) * self.peak_flops(dtype)
 
     @property
     def matmul_scale(self) -> float:
@@ -398,6 +403,7 @@ class GpuFile(FileModel):
     tensor_per_exp: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     flash2_flops: PeakFlops | None = Field(None, alias="flash2")
     flash2_backward_flops: PeakFlops | None = Field(None, alias="flash2_backward")
+    overlap: Factor = 1.0
     power_W: ChipPower | None = Field(None, alias="power")
     process_nm: ProcessNm | None = None
     die_mm2: ChipArea | None = Field(None, alias="die")
@@ -423,8 +429,14 @@ class GpuFile(FileModel):
             )
         names = {field.name for field in fields(Gpu)}
         values = {name: value for name, value in self if name in names}
-        gain = _over(self.measured_fp4, self.measured_fp8)
-        return Gpu(**values | {"calibration": calibration, "fp4_gain": gain})
+        values |= {"calibration": calibration, "fp8_share": self._fp8_share(calibration)}
+        return Gpu(**values | {"fp4_gain": _over(self.measured_fp4, self.measured_fp8)})
+
+    def _fp8_share(self, calibration: Calibration) -> float:
+        """Return `Gpu.fp8_share`; 1 where it is unknown or products of the device were timed."""
+        fp8 = _over(self.measured_fp8, self.fp8_flops)
+        share = _over(fp8, _over(self.measured_flops, self.bf16_flops or self.fp16_flops))
+        return share / H200_FP8_SHARE if share and calibration.name == "h200" else 1.0
 
 
 def _over(a: float | None, b: float | None) -> float | None:
@@ -432,6 +444,8 @@ def _over(a: float | None, b: float | None) -> float | None:
 
 
 _CALIBRATION = "calibration-"
+H200_FP8_SHARE = (1453.4 / 1979) / (794.5 / 989)
+"""Of an H200: best fp8 and bf16 product (MAMF of github.com/stas00/ml-engineering) over peaks."""
 
 
 def gpu_names() -> tuple[str, ...]:

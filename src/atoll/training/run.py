@@ -138,6 +138,11 @@ class Run:
         return self.gpu.host_Bps if isinstance(self.gpu, Gpu) else math.inf
 
     @property
+    def overlap(self) -> float:
+        """Share of a hidden collective's time that the device saves."""
+        return self.gpu.overlap if isinstance(self.gpu, Gpu) else 1.0
+
+    @property
     def slack(self) -> float:
         """Step time over the sum of its parts on a usual device."""
         return self.stack.slack * self.waiting
