@@ -425,6 +425,37 @@ def test_fp32_adapters_cast_their_inputs_and_keep_the_copies() -> None:
     assert kept == pytest.approx(more, rel=0.05)
 
 
+def test_autocast_casts_inputs_of_fp32_adapters_up_and_down() -> None:
+    def block(flags: str) -> LayerCost:
+        stack, adapters = flagged(EAGER, flags), Adapters(16, ("q", "down"))
+        run = small_run(grouped(), stack=stack, adapters=adapters, states=STATES["bf16"])
+        return costs_of(run, Layout(dp=8, microbatch=4))["block"]
+
+    half, cast, dropped = block(""), block("cast_adapters"), block("cast_adapters adapter_dropout")
+    # Of two adapters: the input up and down, and both weights; backwards the input's gradient up
+    # and down, and both weight gradients. Products run in 16 bits.
+    assert cast.forward.kernels - half.forward.kernels == 2 * 4
+    assert cast.backward.kernels - half.backward.kernels == 2 * 4
+    assert cast.backward.matrix_s == pytest.approx(half.backward.matrix_s)
+    assert cast.kept("none").bytes == half.kept("none").bytes  # copies instead of inputs
+    assert dropped.kept("none").bytes > cast.kept("none").bytes  # masks
+    assert dropped.forward.kernels - cast.forward.kernels == 2
+    assert dropped.forward.vector_s > cast.forward.vector_s > half.forward.vector_s
+
+
+def test_joint_projections_have_one_product_and_one_adapter() -> None:
+    def block(family: str, adapters: Adapters | None = None) -> LayerCost:
+        model = replace(grouped(), family=family)
+        run = small_run(model, stack=EAGER, adapters=adapters, states=STATES["bf16"])
+        return costs_of(run, Layout(dp=8, microbatch=4))["block"]
+
+    apart, joint = block("llama"), block("qwen")
+    assert apart.forward.kernels - joint.forward.kernels == 2
+    assert (apart.parameters, apart.tensors - 2) == (joint.parameters, joint.tensors)
+    adapters = Adapters(16, ("q", "k", "v"))
+    assert block("llama", adapters).modules - block("qwen", adapters).modules == 2 * 3
+
+
 def test_4_bit_weights_are_dequantized_for_every_product() -> None:
     runs = [
         small_run(grouped(), stack=flagged(EAGER, flags), adapters=Adapters(16))

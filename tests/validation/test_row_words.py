@@ -52,6 +52,44 @@ def test_frameworks_with_their_releases(words: str, stack: str | None) -> None:
     assert stack_named(words) == stack
 
 
+def test_the_first_qwen_runs_the_modules_of_flash_attn() -> None:
+    """Its own code imports them where it finds them; later models have Hugging Face's."""
+    words = {"framework": "Hugging Face transformers", "attention_kernel": "flash-attn 2"}
+    single = {"devices": "1", "tp": "1", "pp": "1", "dp": "1", "sp": "0"}
+
+    def stack_of(model: str, **more: str) -> tuple[str, float]:
+        run, _ = run_from_row(row(model=model, **single | words | more))
+        return run.model.family, run.stack.passes["rmsnorm"].bytes
+
+    assert stack_of("Qwen-7B") == ("qwen", 4)
+    assert stack_of("Qwen-7B", attention_kernel="sdpa") == ("qwen", 60)
+    assert stack_of("Qwen2.5-7B") == stack_of("Qwen1.5-7B") == ("llama", 60)
+
+
+def test_words_say_how_adapters_and_losses_are_computed() -> None:
+    peft = find_stack("Hugging Face transformers, PEFT, eager PyTorch 2.0")
+    assert peft.cast_adapters and peft.adapter_dropout
+    scaled = find_stack("Hugging Face transformers + DeepSpeed ZeRO-3")  # in 16 bits only
+    assert scaled.adapter_dropout and not scaled.cast_adapters
+    assert (
+        peft.host_checkpoint_s == scaled.host_checkpoint_s < find_stack("eager").host_checkpoint_s
+    )
+    assert find_stack("torchtune, torch.compile").loss_chunks == 8
+    titan = find_stack("torchtitan FSDP2, torch.compile").passes
+    assert titan["rotary_complex"].bytes > titan["rotary"].bytes
+    assert "rotary_complex" not in find_stack("FSDP2, torch.compile").passes
+
+
+def test_a_device_may_hide_part_of_what_software_overlaps() -> None:
+    """Of what FSDP hides, an MI300X saves 21 %."""
+    single = {"tp": "1", "pp": "1", "dp": "16", "sp": "0", "fsdp": "1", "framework": "torchtitan"}
+    run, layout = run_from_row(row("MI300X", **single))
+    free = replace(run, gpu=replace(run.gpu, overlap=1.0))
+    part = "sharded_weights"
+    exposed_s, hidden_s = (estimate(r, layout).step.breakdown()[part] for r in (run, free))
+    assert exposed_s > 2 * hidden_s
+
+
 def test_kernels_that_are_named_beside_the_parallelism() -> None:
     """The same layout and overlap, other passes through memory."""
     eager, compiled = find_stack("AutoModel, FSDP2"), find_stack("AutoModel, FSDP2, torch.compile")

@@ -68,7 +68,8 @@ def released(stack: Stack, words: str) -> Stack:
     if re.search(r"megatron.?bridge", words, re.IGNORECASE):
         stack = replace(flagged(stack, "te_loss"), hosts_blocks=True)
     for pattern, kernels in SOFTWARE["kernels"]:
-        if stack.composed_gelu and re.search(pattern, words, re.IGNORECASE):
+        fits = "kernels" not in kernels or stack.composed_gelu
+        if fits and re.search(pattern, words, re.IGNORECASE):
             stack = changed(stack, kernels)
     number = re.search(r"\b(2\d)\.(\d\d)\b", words)
     if number and (int(number[1]), int(number[2])) < (26, 6):

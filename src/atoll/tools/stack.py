@@ -162,6 +162,10 @@ class Stack:
     """Bytes per frozen weight of a block that is stored in few bits; None: as trained ones."""
     fp32_adapters: bool = False
     """Adapters are kept in fp32 beside 16-bit weights, as PEFT does by default."""
+    cast_adapters: bool = False
+    """Autocast multiplies such adapters in 16 bits, and casts their inputs up and down again."""
+    adapter_dropout: bool = False
+    """Inputs of adapters go through dropout."""
     scaled_inputs: bool = False
     """Cast inputs of fp8 and fp4 products are kept for their weight gradients."""
     workspaces: int = 0

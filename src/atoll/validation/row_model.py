@@ -7,6 +7,7 @@ encoder, Mamba blocks by a pattern.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -34,14 +35,16 @@ GPT_OSS: dict[str, Any] = {
     "router_bias": True,
     "expert_bias": True,
 }
-FAMILIES = ("mpt", "bloom", "maxtext")
-"""Families of which tables omit more fields: found in a column or in the model's name."""
+FAMILIES = {"mpt": "mpt", "bloom": "bloom", "maxtext": "maxtext", r"^qwen$|\bqwen-\d": "qwen"}
+"""Families of which tables omit more fields, by patterns of a column and of the model's name; the
+first Qwen has modules of its own (Qwen-7B, modeling_qwen.py), later ones have Llama's."""
 
 
 def row_family(row: RunRow) -> str:
     """Return one of these families, or ""."""
-    words = f"{row.text('family')} {row.text('model')}".lower()
-    return next((name for name in FAMILIES if name in words), "")
+    words = row.text("family").lower(), row.text("model").lower()
+    found = (name for pattern, name in FAMILIES.items() for w in words if re.search(pattern, w))
+    return next(found, "")
 
 
 def model_from_row(row: RunRow, dropout: float) -> ModelConfig:
@@ -59,7 +62,7 @@ def model_from_row(row: RunRow, dropout: float) -> ModelConfig:
     dropped = row.number("hidden_dropout", row.number("dropout", dropout))
     config = ModelConfig(
         name=row.text("model", row.id),
-        family="llama" if gated else "gpt",
+        family="qwen" if family == "qwen" else "llama" if gated else "gpt",
         hidden=hidden,
         layers=row.integer("layers"),
         heads=heads,

@@ -118,6 +118,10 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
         "te_loss": row.text("cross_entropy_fusion") == "te",
         "host_optimizer": HOST_OPTIMIZER.search(row.text("offload")),
         f"head_wgrad={row.integer('wgrad_deferral_limit', 0)}": True,
+        # modeling_qwen.py imports them wherever it finds flash-attn.
+        "flash_modules": stack.plain_scores
+        and row_family(row) == "qwen"
+        and "flash" in row.text("attention_kernel").lower(),
     }
     stack = flagged(stack, " ".join(name for name, on in flags.items() if on))
     for word in row.text("flags").replace(",", " ").split():

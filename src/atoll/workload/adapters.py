@@ -114,6 +114,8 @@ def _widths(layer: Layer, op: Operator, adapters: Adapters, apart: bool) -> tupl
     names = PROJECTIONS.get(op.name.rpartition(".")[2], ())
     weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
     columns = [t.shape[-1] for t in weights if len(t.shape) > 1]
+    if op.name == "qkv" and len(columns) == 1:  # one module
+        return tuple(columns) if set(names) & set(adapters.targets) else ()
     if len(columns) != len(names):  # side by side in one weight
         acts = [o for o in layer.forward if o.kind == "activation" and op.writes[0] in o.reads]
         if acts and len(acts[0].vectors) == 1:

@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, Role, once, replaced, single
+from atoll.workload.graph.operator import Operator, Role, VectorWork, once, replaced, single
+
+JOINT_FAMILIES = ("gpt2", "gpt_neox", "bloom", "phi3", "modernbert", "qwen")
+"""Families whose modules compute queries, keys and values in one product (transformers 5.17)."""
+WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 
 
 def joined(layer: Layer) -> Layer:
@@ -20,6 +24,32 @@ def joined(layer: Layer) -> Layer:
     for group in _groups(layer):
         layer = _join(layer, group)
     return layer
+
+
+def one_projection(layer: Layer) -> Layer:
+    """Return the layer with one weight for queries, keys and values, as modules have it that
+    compute them in one product (GPT-2's c_attn); their gradients are joined by a copy."""
+    tensors = dict(layer.tensors)
+    names: dict[str, str] = {}
+    for op in (*layer.forward, *layer.backward):
+        for side in (op.reads, op.writes) if op.name.partition(".")[0] == "qkv" else ():
+            sides = [layer.tensors[name] for name in side]
+            first, *others = [t for t in sides if t.role in WEIGHTS and len(t.shape) > 1] or sides
+            if others and first.role in WEIGHTS:
+                columns = first.shape[1] + sum(t.shape[1] for t in others)
+                tensors[first.name] = replace(first, shape=(first.shape[0], columns))
+                names |= {t.name: first.name for t in others}
+
+    def renamed(op: Operator) -> Operator:
+        reads, writes = (once(names.get(n, n) for n in side) for side in (op.reads, op.writes))
+        copies: tuple[VectorWork, ...] = ()
+        if op.kind == "linear_dgrad" and reads != op.reads:
+            copies = (VectorWork("sequence_copy", op.matmuls[0].m, op.matmuls[0].k),)
+        return replace(op, reads=reads, writes=writes, vectors=(*op.vectors, *copies))
+
+    forward, backward = tuple(map(renamed, layer.forward)), tuple(map(renamed, layer.backward))
+    kept = {name: tensor for name, tensor in tensors.items() if name not in names}
+    return replace(layer, tensors=kept, forward=forward, backward=backward)
 
 
 def _groups(layer: Layer) -> list[list[Operator]]:

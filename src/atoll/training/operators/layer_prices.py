@@ -28,7 +28,7 @@ from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Layer, Model, block_names
 from atoll.workload.graph.operator import CollectiveKind, Operator
-from atoll.workload.joined_products import joined
+from atoll.workload.joined_products import JOINT_FAMILIES, joined, one_projection
 from atoll.workload.low_precision import check_precision, narrowed
 from atoll.workload.prepare import in_context, prepare
 
@@ -161,8 +161,11 @@ class LayerPrices:
                 share = replace(share, layers=(first, *share.layers[1:-1], last))
             if self.run.stored is not None and not self.run.stack.split_products:
                 share = share.map(joined)
+            apart = self.run.stack.split_products
+            modules = apart and isinstance(self.pricer, GpuPricer) and layout.tp == 1
+            if modules and self.run.model.family in JOINT_FAMILIES:
+                share = share.map(one_projection)
             if self.run.adapters is not None:
-                apart = self.run.stack.split_products
                 share = with_adapters(share, self.run.adapters, apart=apart)
             elif self._casts_gathers:
                 blocks = block_names(share)

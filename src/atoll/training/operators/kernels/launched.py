@@ -39,6 +39,8 @@ TRANSPOSED = ("whisper",)
 """Families whose convolutions leave the encoder's residual stream with its tokens innermost."""
 WIDE_ROTARY = ("modernbert",)
 """Families whose modules rotate queries and keys in fp32."""
+COMPLEX_ROTARY = ("llama",)
+"""Families that torchtitan rotates by products of complex numbers."""
 WIDE_FUNCTIONS = frozenset({"layernorm", "layernorm_bwd", "rotary", "rotary_bwd"})
 """Functions that autocast runs in fp32; RMSNorm does so anyway."""
 FP32_ALREADY = (
@@ -117,6 +119,8 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
         layer = _plain_scan(layer)
     if stack.plain_scores and run.model.family in JOINED_GATES:
         layer = _joined_gates(layer)
+    if "rotary_complex" in stack.passes and run.model.family in COMPLEX_ROTARY:
+        layer = _by(layer, "rotary", "rotary_complex")
     if stack.plain_scores and run.model.family in WIDE_ROTARY:
         layer = wide_rotary(layer)
     if stack.plain_scores and run.model.family in TRANSPOSED and layer.name.startswith("encoder"):
@@ -318,12 +322,16 @@ def _loss_by(layer: Layer, function: str) -> Layer:
     and of DTensor on logits that tensor ranks divide in element-wise kernels.
     """
 
+    return _by(layer, "cross_entropy", function) if layer.name == "loss" else layer
+
+
+def _by(layer: Layer, function: str, kernels: str) -> Layer:
+    """Compute a function by other kernels."""
+
     def changed(op: Operator) -> Operator:
-        works = (work.by(work.function.replace("cross_entropy", function)) for work in op.vectors)
+        works = (work.by(work.function.replace(function, kernels)) for work in op.vectors)
         return replace(op, vectors=tuple(works))
 
-    if layer.name != "loss":
-        return layer
     forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
     return replace(layer, forward=forward, backward=backward)
 
