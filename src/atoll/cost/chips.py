@@ -187,6 +187,20 @@ def distinct_rows(rows: A) -> tuple[A, Ints]:
     return rows[first], inverse.ravel()
 
 
+def clock_ranks(space: DesignSpace, chips: Chips, memory: Ints) -> tuple[Ints, Ints]:
+    """Number the chips of a space that differ in their clock only as one family; return every
+    chip's family, and the rank of its clock within it, the lowest first. `memory` tells memories
+    apart."""
+    names = [p.name for p in space.template.parameters if p.name != "clock_Hz"]
+    columns = [*(space.columns[name][chips.design] for name in names), memory]
+    _, family = distinct_rows(np.column_stack(columns).astype(np.float64))
+    order = np.lexsort((chips.clock_Hz, family))
+    first = np.searchsorted(family[order], family)
+    rank = np.empty(len(chips), np.int64)
+    rank[order] = np.arange(len(chips))
+    return family, rank - first
+
+
 def pick(configs: C, rows: Ints) -> C:
     return type(configs)(**{f.name: getattr(configs, f.name)[rows] for f in fields(configs)})
 

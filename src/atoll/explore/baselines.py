@@ -234,20 +234,10 @@ def design_number(space: DesignSpace | ProductSpace, chip: Accelerator) -> int |
             same &= space.columns[parameter.name] == columns[parameter.name]
         matches = np.flatnonzero(same)
         return int(matches[0]) if len(matches) else None
-    rule = space.glb_bandwidth.bytes_per_clock(chip.glb_bytes)
-    banked = template.banked
-    bandwidth = float(rule if banked is None else banked.bytes_per_clock(columns)[0])
-    names, lists = space.axes.names, space.axes.lists()
-    tied = [p for p in template.parameters if p.name not in names]
-    if not np.isclose(bandwidth, chip.glb_bandwidth_Bpc) or any(
-        columns[p.name] != columns[p.tied] for p in tied
-    ):
+    place = space.place({name: columns[name].item() for name in space.axes.names})
+    if place is None:
         return None
-    wanted = [columns[name].item() for name in names]
-    if any(value not in values for value, values in zip(wanted, lists, strict=True)):
-        return None
-    places = [values.index(value) for value, values in zip(wanted, lists, strict=True)]
-    return int(np.ravel_multi_index(places, [len(values) for values in lists]))
+    return None if design_number(space.designs(np.array([place]))[0], chip) is None else place
 
 
 def _expert(

@@ -43,7 +43,7 @@ class DesignBuilder:
             model: PricedChips.of(single, variants.part([plan.variant]), setting)
             for model, plan in plans.items()
         }
-        space, design = self._space_with(int(chips.design[chip]))
+        space, design = self._space_with(chip)
         hbm = self._smallest_hbm(priced, space, design, int(chips.memory[chip]), plans)
         accelerator = replace(space.accelerator(design, hbm), name="")
         described = []
@@ -92,18 +92,20 @@ class DesignBuilder:
     def size(self, chip: int) -> ChipSize:
         """Return area, peak power and cost of a chip with the smallest HBM of its bandwidth."""
         chips = self.search.frontier.chips
-        space, design = self._space_with(int(chips.design[chip]))
+        space, design = self._space_with(chip)
         hbm = self._hbm_options(space, design, int(chips.memory[chip]))[0]
         accelerator = space.accelerator(design, hbm)
         area_mm2, usd = float(space.area_with(hbm)[design]), accelerator_usd(accelerator)
         figures = area_mm2, peak_power_W(accelerator), usd
         return ChipSize(*(round(value or 0.0, 6) for value in figures))
 
-    def _space_with(self, design: int) -> tuple[DesignSpace, int]:
-        """Return a space in memory that contains the design, and its index there."""
-        if isinstance(self.search.space, DesignSpace):
-            return self.search.space, design
-        return self.search.space.designs(np.array([design]))[0], 0
+    def _space_with(self, chip: int) -> tuple[DesignSpace, int]:
+        """Return a space in memory that contains the chip's design, and its index there."""
+        space, chips = self.search.space, self.search.frontier.chips
+        design = int(chips.design[chip])
+        if isinstance(space, DesignSpace):
+            return space, design
+        return space.design(design, float(chips.clock_Hz[chip])), 0
 
     def _smallest_hbm(
         self,
@@ -140,7 +142,7 @@ class DesignBuilder:
         """Return an evaluated design as a flat record."""
         chips = self.search.frontier.chips
         number = int(chips.design[chip])
-        space, design = self._space_with(number)
+        space, design = self._space_with(chip)
         plans = self.search.frontier.plans[chip]
         row: dict[str, int | float] = {
             "design": number,

@@ -10,12 +10,12 @@ far the roofline of the rest leaves the answer from the best possible.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from atoll.base.errors import AtollError
+from atoll.cost.chips import clock_ranks
 from atoll.explore.pricing.energy import energy_per_token_J
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.hardware.product_space import ProductSpace
@@ -108,27 +108,27 @@ class _Genes:
 
     lists: dict[str, list[float]]
     bandwidths: int
-    designs: dict[tuple[float, ...], int] | None
-    """Design by combination of values; None for a space outside memory, which has all."""
-
-    @property
-    def count(self) -> int:
-        """Number of chips that trials can propose."""
-        if self.designs is not None:
-            return len(self.designs) * self.bandwidths
-        return prod(len(values) for values in self.lists.values()) * self.bandwidths
+    count: int
+    """Number of chips that trials can propose."""
+    chips: dict[tuple[float, ...], int] | None
+    """Chip number by combination of values and bandwidth; None for a space outside memory, which
+    has all."""
 
     @staticmethod
     def of(search: Search) -> _Genes:
-        space = search.space
+        space, bandwidths = search.space, len(search.memories)
         if isinstance(space, ProductSpace):
             lists = {name: list(space.axes.values[name]) for name in space.axes.names}
-            return _Genes(lists, len(search.memories), None)
-        columns = {p.name: space.columns[p.name].tolist() for p in space.template.parameters}
-        lists = {name: sorted(set(column)) for name, column in columns.items()}
-        rows = zip(*columns.values(), strict=True)
-        designs = {row: index for index, row in enumerate(rows)}
-        return _Genes(lists, len(search.memories), designs)
+            return _Genes(lists, bandwidths, len(space) * bandwidths, None)
+        chips = search.frontier.chips
+        names = [p.name for p in space.template.parameters]
+        columns = {name: space.columns[name][chips.design] for name in names}
+        if "clock_Hz" in columns:  # limits on power set most clocks: they are chosen by rank
+            columns["clock_Hz"] = clock_ranks(space, chips, chips.memory)[1]
+        lists = {name: np.unique(column).tolist() for name, column in columns.items()}
+        rows = zip(*(column.tolist() for column in columns.values()), chips.memory, strict=True)
+        numbers = dict(zip(rows, search.frontier.ids.tolist(), strict=True))
+        return _Genes(lists, bandwidths, len(space) * bandwidths, numbers)
 
     def chip(self, trial: Any) -> int | None:
         """Return the chip number that a trial proposes, None where the space has no such chip."""
@@ -137,17 +137,11 @@ class _Genes:
             for name, values in self.lists.items()
         ]
         band = int(trial.suggest_categorical("hbm_bandwidth", range(self.bandwidths)))
-        if self.designs is None:
+        if self.chips is None:
             shape = [len(values) for values in self.lists.values()]
-            design = int(np.ravel_multi_index(indices, shape))
-        else:
-            row = tuple(
-                values[index] for values, index in zip(self.lists.values(), indices, strict=True)
-            )
-            if row not in self.designs:
-                return None
-            design = self.designs[row]
-        return design * self.bandwidths + band
+            return int(np.ravel_multi_index(indices, shape)) * self.bandwidths + band
+        values = (listed[i] for listed, i in zip(self.lists.values(), indices, strict=True))
+        return self.chips.get((*values, band))
 
 
 def _optuna() -> Any:

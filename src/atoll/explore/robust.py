@@ -5,8 +5,9 @@ counts, clocks and bandwidths. So it changes which chips keep to the limits, and
 serves all draws: its bounds prove the best of every draw over all chips of the space.
 
 A design that turns out too hot runs at the fastest clock of the space that keeps to the limit on
-power; one that turns out too large scores 0. Its loss in a draw is 1 - score / best score of the
-draw; the steadiest design is that of least mean loss over all chips of the space.
+power: of the list, or the one that the limit leaves under the nominal constants. One that turns out
+too large scores 0. Its loss in a draw is 1 - score / best score of the draw; the steadiest design
+is that of least mean loss over all chips of the space.
 
 Where the score is throughput per price, a draw changes the price as well, computed from area and
 power: bounds are on throughput, and every draw divides them by its prices.
@@ -28,8 +29,8 @@ from atoll.answers.search import ConstantShare, Robustness, SteadyChip
 from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.errors import AtollError
 from atoll.base.stopping import StoppedError
-from atoll.cost.chips import Chips, chips_of_space, distinct_rows, memories
-from atoll.explore.answer.scope import described_space, limits_of
+from atoll.cost.chips import Chips, chips_of_space, clock_ranks, distinct_rows, memories
+from atoll.explore.answer.scope import described_space, limits_of, with_solved_clocks
 from atoll.explore.pricing.price import Price
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
@@ -128,8 +129,8 @@ class Draws:
         draws = drawn(varied, count, seed)
         ends = [end for constant in varied for end in at_ends(constant)]
         redrawn_spaces = [space_under(space, physics) for physics in (*draws, *ends)]
-        allowed = [allowed_options(space, limits) for space in redrawn_spaces]
-        usual = allowed_options(space, limits)
+        allowed = [s.hbm_allowed & allowed_options(s, limits) for s in redrawn_spaces]
+        usual = space.hbm_allowed & allowed_options(space, limits)
         pairs = np.logical_or.reduce([usual, *allowed])
         designs = pairs.any(axis=1)
         prices = [
@@ -162,12 +163,10 @@ class DrawComparison:
         """Chips that keep to the limits, by set of constants."""
         self.prices = [price[chips.design, self.hbm_option] for price in draws.prices]
         """Divisors of their throughput, by set of constants."""
-        # Chips that differ in their clock only: [family, clock], -1 where absent.
-        names = [p.name for p in draws.space.template.parameters if p.name != "clock_Hz"]
-        columns = [*(draws.space.columns[name][chips.design] for name in names), self.hbm_option]
-        _, self.clock_family = distinct_rows(np.column_stack(columns).astype(np.float64))
-        clocks, self.clock = np.unique(chips.clock_Hz, return_inverse=True)
-        self.chip_by_clock = np.full((int(self.clock_family.max()) + 1, len(clocks)), -1, np.int64)
+        # Chips that differ in their clock only: [family, rank of the clock], -1 where absent.
+        self.clock_family, self.clock = clock_ranks(draws.space, chips, self.hbm_option)
+        size = int(self.clock_family.max()) + 1, int(self.clock.max()) + 1
+        self.chip_by_clock = np.full(size, -1, np.int64)
         self.chip_by_clock[self.clock_family, self.clock] = np.arange(len(chips))
         self.throughput = np.zeros((len(draws.draws), len(chips)))
         """Throughput of evaluated chips by draw, 0 for others."""
@@ -233,7 +232,7 @@ class DrawComparison:
         accelerator = design_space.accelerator(0, design_space.hbm_options[option])
         losses = self.losses(np.array([chip]))
         return SteadyChip(
-            chip=f"{accelerator.describe()} at {accelerator.clock_Hz / 1e9:g} GHz",
+            chip=f"{accelerator.describe()} at {accelerator.clock_Hz / 1e9:.4g} GHz",
             fits=float(np.mean(runs)),
             loss_mean=float(losses.mean()),
             loss_p95=float(np.quantile(losses, 0.95)),
@@ -337,7 +336,8 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
         edge=False,
         per_die=False,
     )
-    unlimited = replace(described, limits=free).build()
+    lists = replace(described, limits=limits)
+    unlimited = with_solved_clocks(replace(described, limits=free).build(), lists)
     progress, limits_passes = search.progress, search.setting.limit is not None
     price = None if limits_passes else search.objective.price
     draws = Draws.of(unlimited, limits, job.robust, job.seed, price, limits_passes)

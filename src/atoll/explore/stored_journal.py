@@ -18,7 +18,7 @@ from atoll.explore.proof.journal import ChipEvaluation, EvaluatedPlan, Evaluatio
 from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
-from atoll.hardware.product_space import ProductSpace
+from atoll.hardware.product_space import CLOCK, ProductSpace
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, TEMPLATES
 from atoll.hardware.space import DesignSpace
 from atoll.profiles import PROFILES
@@ -87,7 +87,7 @@ class StoredJournal(Journal):
                 "energy_per_token_J": energy_per_token_J(energies),
             },
             parameters={
-                **self._space.values(int(chips.design[chip])),
+                **self._parameters(chips, chip),
                 "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
                 "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
             },
@@ -96,6 +96,11 @@ class StoredJournal(Journal):
             plans=plans,
         )
         self.store.put_evaluation(row, design)
+
+    def _parameters(self, chips: Chips, chip: int) -> dict[str, float]:
+        """Return a chip's parameters; a limit on power may set its clock."""
+        values = self._space.values(int(chips.design[chip]))
+        return {n: float(chips.clock_Hz[chip]) if n == CLOCK else v for n, v in values.items()}
 
     def progress(
         self, phase: str, left: int, total: int, best: int | None, score: float, bound: float

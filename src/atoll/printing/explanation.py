@@ -72,8 +72,7 @@ def _print_steps(console: Output, steps: Sequence[Sensitivity]) -> None:
                 continue
             reason = gain.stopped_by
             if gain.capped_GHz is not None and gain.capped_gain is not None:
-                clock = f"{gain.capped_GHz:.3g} GHz, a clock outside of the space"
-                reason += f"; {gain.capped_gain:+.1%} at {clock}"
+                reason += f"; {gain.capped_gain:+.1%} at {gain.capped_GHz:.3g} GHz"
             speed = "" if gain.gain is None else f"{gain.gain:+.1%}"
             more = f"{gain.area_mm2:+.0f}", f"{gain.power_W:+.0f}"
             rows.append((part, gain.change, speed, *more, reason))

@@ -98,7 +98,7 @@ def _print_silicon(best: Design, scope: SearchScope | None) -> None:
     if chip.hbm not in physical_memories():  # not stated by the line of the chip
         stacks = f"{chip.hbm.stacks} stacks of {chip.hbm.generation}, " * bool(chip.hbm.generation)
         lines.append(("HBM", f"{stacks}{format_bandwidth(chip.hbm.bandwidth_Bps)}"))
-    clock = f"{chip.clock_Hz / 1e9:g} GHz"
+    clock = f"{chip.clock_Hz / 1e9:.4g} GHz"
     clocks = next(p.values for p in chip_template(chip).parameters if p.name == "clock_Hz")
     limit_W = None if scope is None else scope.max_power_W
     if scope is not None and scope.sustained is not None:

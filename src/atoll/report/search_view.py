@@ -176,7 +176,7 @@ def _chip_words(chip: SizedChip) -> str:
     return (
         f"{chip.tensor_cores} TC {chip.width}×{chip.depth}, {chip.vector_cores} VC "
         f"×{chip.vector_width}, {chip.glb_MiB:g} MiB, {chip.hbm_GiB:g} GiB HBM, "
-        f"{chip.clock_GHz:g} GHz, {chip.area_mm2:.1f} mm²"
+        f"{chip.clock_GHz:.4g} GHz, {chip.area_mm2:.1f} mm²"
     )
 
 

@@ -273,7 +273,7 @@ class ChipWhatIf:
         if isinstance(space, DesignSpace):
             chip = space.accelerator(number, hbm)
         else:
-            chip = space.designs(np.array([number]))[0].accelerator(0, hbm)
+            chip = space.design(number, design["clock_Hz"]).accelerator(0, hbm)
         return replace(chip, clock_Hz=chip.clock_Hz * compute)
 
 

@@ -132,7 +132,20 @@ def open_space(
     cooled = None if job.power == "sustained" else job.cooling
     space, scope = _restricted(_cooled(space, cooled), max_area_mm2, max_power_W, notes)
     scope = replace(scope, max_W_per_mm2=cooled).within(limits)
+    if name != PHAZE_SPACE:
+        space = with_solved_clocks(space, replace(described, limits=limits_of(job, described)))
+        scope = replace(scope, designs=len(space))
     return _with_pass_limit(space, scope, sustained_limit(job, lifted))
+
+
+def with_solved_clocks(space: DesignSpace, lists: ProductSpace) -> DesignSpace:
+    """Return the designs of a space, then those at the clocks that limits on power leave between
+    the clocks of the lists."""
+    every = np.arange(len(lists))
+    solved, _ = lists.solved_designs(every, lists.points(every))
+    columns = [lists.hbm_options.index(hbm) for hbm in space.hbm_options]
+    allowed = solved.hbm_allowed[:, columns]
+    return space.joined(replace(solved, hbm_options=space.hbm_options, hbm_allowed=allowed))
 
 
 def _cooled(space: DesignSpace, W_per_mm2: float | None) -> DesignSpace:

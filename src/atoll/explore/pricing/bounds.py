@@ -23,21 +23,24 @@ from atoll.explore.pricing.workloads import Variants
 
 HBM = 2
 """Column of `chip_rates` with the HBM bandwidth."""
+_CLOCK_STEP_HZ = 10e6
+"""Rooflines take clocks rounded up to whole steps, so that fewer rates are distinct."""
 
 
 def chip_rates(chips: Chips) -> Floats:
     """Return the rates that determine the bounds of each chip, shape (chips, 6): multiply-adds,
     vector operations and HBM bytes per second, fill seconds per output, start seconds per operator,
-    and the share of concurrent work that does not overlap.
+    and the share of concurrent work that does not overlap. Rates of clocks are upper bounds.
     """
+    clock_Hz = np.ceil(chips.clock_Hz / _CLOCK_STEP_HZ) * _CLOCK_STEP_HZ
     stalls, configs = chips.stalls, chips.tensor_configs
     tensor, vector = (c[:, FIRST_OPTION] for c in (chips.tensor_config, chips.vector_config))
     lanes = chips.vector_configs.lanes[vector]
     rows = np.maximum(1, configs.core_buffer_bytes // (4.0 * (configs.depth + configs.width)))
     round_outputs = chips.tensor_cores * (rows * configs.width)[tensor]
     columns = (
-        chips.peak_flops / 2.0 * stalls.array,
-        chips.vector_cores * lanes * chips.clock_Hz,
+        np.round(chips.peak_flops / chips.clock_Hz) * clock_Hz / 2.0 * stalls.array,
+        chips.vector_cores * lanes * clock_Hz,
         chips.stream_Bps,
         stalls.fill_s / round_outputs,
         np.full(len(chips), stalls.start_s),

@@ -2,7 +2,9 @@
 
 Area, power and every rate of a template never fall with a parameter. So a box is empty where its
 smallest corner breaks a limit; a range ends at the largest value that fits while all others are at
-their least; and no chip of the box is faster than its largest corner, with the fewest dies.
+their least; and no chip of the box is faster than its largest corner, with the fewest dies. A point
+whose power breaks a limit has a lower clock, above the next lower one of the list, at which limits
+are judged (`ProductSpace.designs`).
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import numpy as np
 from atoll.base.arrays import Bools, Floats, Ints
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.hardware.accelerator import Hbm, core_buffer_bytes
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace, allowed_options, product_points
+from atoll.hardware.product_space import CLOCK, ProductSpace
+from atoll.hardware.space import DesignSpace, allowed_options
 from atoll.hardware.template.template import MACHINE
 from atoll.profile import Profile
 
@@ -95,6 +97,8 @@ class SpaceGrid:
         flags = {p.name: p for p in space.template.parameters}
         self._slows = np.array([flags[name].slows for name in names])
         self._repriced = [axis for axis, name in enumerate(names) if flags[name].repriced]
+        rated = space.limits.max_power_W is not None or space.limits.max_W_per_mm2 is not None
+        self._clock = np.array([rated and name == CLOCK for name in names])
 
     def root_boxes(self, variants: int) -> Boxes:
         """Return the space as one box per memory."""
@@ -116,10 +120,11 @@ class SpaceGrid:
 
     def designs(self, places: Ints) -> DesignSpace:
         """Return the designs at these points, ignoring the limits."""
-        space = self._space
-        return product_points(
-            space.name, space.axes, space.hbm_options, space.glb_bandwidth, self.flat(places)
-        )
+        return self._space.points(self.flat(places))
+
+    def _slowest(self, places: Ints) -> DesignSpace:
+        """Return the designs at these points and the least clocks that limits on power leave."""
+        return self.designs(np.where(self._clock, np.maximum(places - 1, 0), places))
 
     def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[Bools, DesignSpace]]:
         """Yield, per value of all repriced parameters, which boxes contain them and their smallest
@@ -130,7 +135,7 @@ class SpaceGrid:
             for axis, place in zip(axes, places, strict=True):
                 corners[:, axis] = place
                 within &= (boxes.first[:, axis] <= place) & (place <= boxes.last[:, axis])
-            yield within, self.designs(corners)
+            yield within, self._slowest(corners)
 
     def chips(self, boxes: Boxes, profile: Profile, by_memory: bool) -> Chips:
         """Return the fastest corners, ignoring the limits, with core buffers of as many rows as
@@ -181,7 +186,7 @@ class SpaceGrid:
         limit, within = self._space.limits.max_W_per_mm2, np.ones(len(boxes), np.bool_)
         if limit is None or len(boxes) == 0:
             return boxes
-        least, most = self.designs(boxes.first), self.designs(boxes.last)
+        least, most = self._slowest(boxes.first), self.designs(boxes.last)
         within[:] = False
         for in_memory, hbm in zip(self._memory_options.T, self._space.hbm_options, strict=True):
             dense = least.peak_power_with(hbm) / most.area_with(hbm)
@@ -232,7 +237,7 @@ class SpaceGrid:
         """Return whether points keep to the limits with any option of their memory."""
         if len(places) == 0:
             return np.zeros(0, np.bool_)
-        allowed = allowed_options(self.designs(places), self._limits)
+        allowed = allowed_options(self._slowest(places), self._limits)
         return np.asarray((allowed & self._memory_options[memory]).any(axis=1))
 
 

@@ -18,7 +18,7 @@ results are used in the order of a single process, so that the answer is the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,6 +53,7 @@ from atoll.explore.proof.tasks import (
     place_node,
 )
 from atoll.explore.proof.trial import Rule, Trial, TrialPlacements, replayed, try_chip
+from atoll.hardware.accelerator import Hbm
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
 from atoll.placement.chain import Division
@@ -108,6 +109,12 @@ class _SameScore:
     def add(self, chip: int, score: float) -> None: ...
 
 
+def _equal_power(options: Sequence[Hbm]) -> bool:
+    """Return whether memories of one bandwidth take the same power and area."""
+    figures = {(hbm.bandwidth_Bps, hbm.power_W, hbm.area_mm2) for hbm in options}
+    return len(figures) == len({hbm.bandwidth_Bps for hbm in options})
+
+
 @dataclass
 class _BatchMode:
     """What chips compete with: the incumbent or rivals."""
@@ -138,7 +145,8 @@ class Search:
         crew: Crew | None = None,
         journal: Journal | None = None,
     ) -> None:
-        if setting.limit is not None:  # idle memory takes part of it
+        # Idle memory takes part of a limit on passes; clocks follow from the power of the memory.
+        if setting.limit is not None or not _equal_power(space.hbm_options):
             objective = replace(objective, every_memory=True)
         self.space = space
         self.variants = variants

@@ -16,7 +16,7 @@ from atoll.explore.proof.bound_checks import ROUNDING, check_step, chip_name
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.journal import ChipEvaluation, EvaluationKey
 from atoll.explore.proof.tasks import SolvedNode, solve_node
-from atoll.hardware.product_space import ProductSpace
+from atoll.hardware.product_space import CLOCK, ProductSpace
 from atoll.hardware.space import DesignSpace
 from atoll.schedule.solve import Effort
 
@@ -84,7 +84,13 @@ def begin(search: Search, space: ProductSpace) -> None:
         named = zip(lists, names, strict=True)
         indices = [_about(values, best_values[name], factor) for values, name in named]
     if best is not None:
-        search.batch(np.array(list(search.bring([best]).values()), np.int64))
+        # A limit on power may leave a clock between that of the best and the next of the list.
+        number, memory = divmod(best, len(search.memories))
+        values = space.values(number)
+        above = space.place(values | {CLOCK: np.nextafter(values.get(CLOCK, 0.0), np.inf)})
+        places = {number, number if above is None else above}
+        ids = [place * len(search.memories) + memory for place in sorted(places)]
+        search.batch(np.array(list(search.bring(ids).values()), np.int64))
 
 
 def _about(values: Floats, value: float, factor: float) -> Ints:
@@ -115,6 +121,7 @@ def _best_in_part(search: Search, space: ProductSpace, score: float) -> tuple[in
     memory = next(i for i, options in enumerate(search.memories) if memory_options[0] in options)
     assert isinstance(part.space, DesignSpace) and isinstance(search.space, ProductSpace)
     place = search.space.place(part.space.values(int(chips.design[chip])))
+    assert place is not None
     return place * len(search.memories) + memory, part.score
 
 

@@ -37,43 +37,61 @@ SMALLEST_NM, LARGEST_NM = float(_NODES[0, 0]), float(_NODES[-1, 0])
 # Figures of a node are known within a factor of 1.15; prices and defects within 1.5.
 _MACRO_N5_MB_PER_MM2, _CELL_N5_UM2 = 31.8, 0.021
 _REFERENCE_NM = 7.0
+_LOG_NM, *_LOG_FIGURES = np.log(_NODES.T)
+_REFERENCE_MTR_PER_MM2 = float(_NODES[_NODES[:, 0] == _REFERENCE_NM, 1][0])
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessNodes:
-    """Properties of process nodes, one array entry per design."""
+    """Properties of process nodes, one array entry per design, interpolated when asked for."""
 
-    logic: Floats
-    """Logic area relative to 7 nm."""
-    logic_MTr_per_mm2: Floats
-    bit_cell_um2: Floats
-    macro_bytes_per_mm2: Floats
-    energy: Floats
-    """Energy of an operation relative to 7 nm."""
-    speed: Floats
-    """Clock at the same power relative to 7 nm."""
-    voltage_V: Floats
-    wafer_usd: Floats
-    defects_per_mm2: Floats
+    log_nm: Floats
+
+    def _figure(self, column: int) -> Floats:
+        return np.asarray(np.exp(np.interp(self.log_nm, _LOG_NM, _LOG_FIGURES[column])))
+
+    @property
+    def logic(self) -> Floats:
+        """Logic area relative to 7 nm."""
+        return np.asarray(_REFERENCE_MTR_PER_MM2 / self.logic_MTr_per_mm2)
+
+    @property
+    def logic_MTr_per_mm2(self) -> Floats:
+        return self._figure(0)
+
+    @property
+    def bit_cell_um2(self) -> Floats:
+        return self._figure(1)
+
+    @property
+    def macro_bytes_per_mm2(self) -> Floats:
+        macro_Mb = _MACRO_N5_MB_PER_MM2 * _CELL_N5_UM2 / self.bit_cell_um2
+        return np.asarray(macro_Mb * 1e6 / 8)
+
+    @property
+    def energy(self) -> Floats:
+        """Energy of an operation relative to 7 nm."""
+        return self._figure(2)
+
+    @property
+    def speed(self) -> Floats:
+        """Clock at the same power relative to 7 nm."""
+        return self._figure(3)
+
+    @property
+    def voltage_V(self) -> Floats:
+        return self._figure(4)
+
+    @property
+    def wafer_usd(self) -> Floats:
+        return self._figure(5)
+
+    @property
+    def defects_per_mm2(self) -> Floats:
+        return np.asarray(self._figure(6) / 100)
 
 
 def nodes(process_nm: ArrayLike) -> ProcessNodes:
-    """Interpolate the properties of each node; outside 3 to 28 nm the nearest node counts."""
-    wanted = np.log(np.clip(np.asarray(process_nm, np.float64), SMALLEST_NM, LARGEST_NM))
-    node_nm, *figures = _NODES.T
-    density, cell, energy, speed, voltage, wafer, defects = (
-        np.exp(np.interp(wanted, np.log(node_nm), np.log(column))) for column in figures
-    )
-    reference = figures[0][node_nm == _REFERENCE_NM][0]
-    macro_Mb = _MACRO_N5_MB_PER_MM2 * _CELL_N5_UM2 / cell
-    return ProcessNodes(
-        logic=reference / density,
-        logic_MTr_per_mm2=density,
-        bit_cell_um2=cell,
-        macro_bytes_per_mm2=macro_Mb * 1e6 / 8,
-        energy=energy,
-        speed=speed,
-        voltage_V=voltage,
-        wafer_usd=wafer,
-        defects_per_mm2=defects / 100,
-    )
+    """Return the properties of each node; outside 3 to 28 nm the nearest node counts."""
+    clipped_nm = np.clip(np.asarray(process_nm, np.float64), SMALLEST_NM, LARGEST_NM)
+    return ProcessNodes(np.log(clipped_nm))

@@ -42,7 +42,8 @@ class Parameter:
     """Whether a space may leave it out, and has `values` then."""
 
     def shown(self, value: float) -> str:
-        return f"{value / self.per:g} {self.unit}".strip()
+        digits = 4 if self.kind == "frequency" else 6
+        return f"{value / self.per:.{digits}g} {self.unit}".strip()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that web pages show."""
