@@ -14,6 +14,7 @@ import atoll
 from atoll.answers.answer import read_answer
 from atoll.answers.search import SearchAnswer
 from atoll.explore.baselines import chip_score
+from atoll.explore.explain import explanation
 from atoll.explore.proof import reserve
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware import product_space
@@ -147,7 +148,10 @@ def test_without_a_limit_or_with_one_clock_designs_are_those_of_the_list(tmp_pat
         assert (designs.hbm_allowed[:, used] == built.hbm_allowed).all()
 
 
-def test_a_solved_clock_is_kept_by_files_runs_and_explanations(tmp_path: Path) -> None:
+def test_a_solved_clock_is_kept_by_files_runs_and_explanations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explanation, "STEPS_S", 600.0)  # beside other tests
     out = tmp_path / "run"
     result = search(tmp_path, clocks=CLOCKS, max_power=LIMIT, out=out, robust=3, pareto=True)
     chip = result.best.accelerator
