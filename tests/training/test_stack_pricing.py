@@ -383,7 +383,7 @@ def test_a_loss_of_many_kernels_is_a_streaming_class() -> None:
         ).kernel_classes_s
         for flags in ("", "te_loss")
     ]
-    plain, fused = (found["softmax/loss"] for found in classes)
+    plain, fused = (times_s["softmax/loss"] for times_s in classes)
     assert plain == 0 < fused
     assert classes[0]["streaming"] > classes[1]["streaming"] + fused
 

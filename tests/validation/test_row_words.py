@@ -84,7 +84,7 @@ def test_a_device_may_hide_part_of_what_software_overlaps() -> None:
     """Of what FSDP hides, an MI300X saves 21 %."""
     single = {"tp": "1", "pp": "1", "dp": "16", "sp": "0", "fsdp": "1", "framework": "torchtitan"}
     run, layout = run_from_row(row("MI300X", **single))
-    free = replace(run, gpu=replace(run.gpu, overlap=1.0))
+    free = replace(run, gpu=replace(run.gpu, overlap_gain=1.0))
     part = "sharded_weights"
     exposed_s, hidden_s = (estimate(r, layout).step.breakdown()[part] for r in (run, free))
     assert exposed_s > 2 * hidden_s

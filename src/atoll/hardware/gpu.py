@@ -186,8 +186,8 @@ class Gpu:
     """The network of the catalogue that such devices usually sit on."""
     stack: str = "megatron"
     """The software that such devices usually have (`training.stack`)."""
-    overlap: float = 1.0
-    """Share of a hidden collective's time saved: its kernels slow down the products."""
+    overlap_gain: float = 1.0
+    """Share of the time of hidden collectives that a step saves: they slow down its products."""
     half_optimizer_traffic: float = 1.65
     """Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32:
     5.15 ms per 1e9 parameters on an H200 (benchmarks/h200, half `fit`)."""
@@ -403,7 +403,7 @@ class GpuFile(FileModel):
     tensor_per_exp: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
     flash2_flops: PeakFlops | None = Field(None, alias="flash2")
     flash2_backward_flops: PeakFlops | None = Field(None, alias="flash2_backward")
-    overlap: Factor = 1.0
+    overlap_gain: Factor = 1.0
     power_W: ChipPower | None = Field(None, alias="power")
     process_nm: ProcessNm | None = None
     die_mm2: ChipArea | None = Field(None, alias="die")

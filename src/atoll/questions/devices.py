@@ -127,9 +127,10 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "compiled_loss, eager_loss, te_loss, loss_chunks=N, loss_columns=N, recompute_loss. "
         "Experts: grouped_mm, masked_experts, sliced_experts. Optimizer: foreach, forloop, "
         "adafactor, clip, host_optimizer. "
-        "Adapters: fp32_adapters, nf4, nested_scales. Precision: fp8_params, bf16_params, fp8_act, "
-        "autocast, fp32, tf32. Other: traced, liger, local, plain_modules, plain_mixers, "
-        "no_grad_fusion, head_wgrad=N.",
+        "Adapters: fp32_adapters, cast_adapters, adapter_dropout, nf4, nested_scales. "
+        "Precision: fp8_params, bf16_params, fp8_act, autocast, fp32, tf32. Other: traced, liger, "
+        "local, plain_modules, flash_modules, reentrant, plain_mixers, no_grad_fusion, "
+        "head_wgrad=N.",
         ADVANCED, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(

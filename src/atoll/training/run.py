@@ -138,9 +138,9 @@ class Run:
         return self.gpu.host_Bps if isinstance(self.gpu, Gpu) else math.inf
 
     @property
-    def overlap(self) -> float:
-        """Share of a hidden collective's time that the device saves."""
-        return self.gpu.overlap if isinstance(self.gpu, Gpu) else 1.0
+    def overlap_gain(self) -> float:
+        """Share of the time of hidden collectives that a step on the device saves."""
+        return self.gpu.overlap_gain if isinstance(self.gpu, Gpu) else 1.0
 
     @property
     def slack(self) -> float:

@@ -439,5 +439,6 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     if run.adapters is not None:
         parameter_s += ADAPTER_TENSOR_S / (run.adapters.rank * run.model.hidden)
     passes = stack.zeroes_gradients + 2 * (stack.scales_gradients and layout.ranks > 1)
-    whole = (dense + expert) * passes * states.gradient if layout.zero < 2 else 0.0
-    return parameters * parameter_s + whole / run.gpu.stream_Bps
+    undivided = dense + expert if layout.zero < 2 else 0.0
+    passes_s = undivided * passes * states.gradient / run.gpu.stream_Bps
+    return parameters * parameter_s + passes_s

@@ -43,8 +43,8 @@ first Qwen has modules of its own (Qwen-7B, modeling_qwen.py), later ones have L
 def row_family(row: RunRow) -> str:
     """Return one of these families, or ""."""
     words = row.text("family").lower(), row.text("model").lower()
-    found = (name for pattern, name in FAMILIES.items() for w in words if re.search(pattern, w))
-    return next(found, "")
+    names = (name for pattern, name in FAMILIES.items() for w in words if re.search(pattern, w))
+    return next(names, "")
 
 
 def model_from_row(row: RunRow, dropout: float) -> ModelConfig:

@@ -37,7 +37,12 @@ SMALLEST_NM, LARGEST_NM = float(_NODES[0, 0]), float(_NODES[-1, 0])
 # Figures of a node are known within a factor of 1.15; prices and defects within 1.5.
 _MACRO_N5_MB_PER_MM2, _CELL_N5_UM2 = 31.8, 0.021
 _REFERENCE_NM = 7.0
-_LOG_NM, *_LOG_FIGURES = np.log(_NODES.T)
+_LOG_NM, *_LOG_COLUMNS = np.log(_NODES.T)
+_FIGURES = (
+    "logic_MTr_per_mm2", "bit_cell_um2", "energy", "speed", "voltage_V", "wafer_usd",
+    "defects_per_cm2",
+)  # fmt: skip
+_LOG_FIGURES = dict(zip(_FIGURES, _LOG_COLUMNS, strict=True))
 _REFERENCE_MTR_PER_MM2 = float(_NODES[_NODES[:, 0] == _REFERENCE_NM, 1][0])
 
 
@@ -47,8 +52,8 @@ class ProcessNodes:
 
     log_nm: Floats
 
-    def _figure(self, column: int) -> Floats:
-        return np.asarray(np.exp(np.interp(self.log_nm, _LOG_NM, _LOG_FIGURES[column])))
+    def _figure(self, name: str) -> Floats:
+        return np.asarray(np.exp(np.interp(self.log_nm, _LOG_NM, _LOG_FIGURES[name])))
 
     @property
     def logic(self) -> Floats:
@@ -57,11 +62,11 @@ class ProcessNodes:
 
     @property
     def logic_MTr_per_mm2(self) -> Floats:
-        return self._figure(0)
+        return self._figure("logic_MTr_per_mm2")
 
     @property
     def bit_cell_um2(self) -> Floats:
-        return self._figure(1)
+        return self._figure("bit_cell_um2")
 
     @property
     def macro_bytes_per_mm2(self) -> Floats:
@@ -71,24 +76,24 @@ class ProcessNodes:
     @property
     def energy(self) -> Floats:
         """Energy of an operation relative to 7 nm."""
-        return self._figure(2)
+        return self._figure("energy")
 
     @property
     def speed(self) -> Floats:
         """Clock at the same power relative to 7 nm."""
-        return self._figure(3)
+        return self._figure("speed")
 
     @property
     def voltage_V(self) -> Floats:
-        return self._figure(4)
+        return self._figure("voltage_V")
 
     @property
     def wafer_usd(self) -> Floats:
-        return self._figure(5)
+        return self._figure("wafer_usd")
 
     @property
     def defects_per_mm2(self) -> Floats:
-        return np.asarray(self._figure(6) / 100)
+        return np.asarray(self._figure("defects_per_cm2") / 100)
 
 
 def nodes(process_nm: ArrayLike) -> ProcessNodes:

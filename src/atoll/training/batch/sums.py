@@ -287,7 +287,7 @@ class Sums:
         if self.run.adapters:  # frozen weights are gathered, and have no gradients
             wires_s = self.shared_s(groups, *all_parameters)[0], wires_s[1]
         gather_s, reduce_s = (s.reshape(*shape, 1) / self.stack.gather_efficiency for s in wires_s)
-        hidden = self.run.overlap * self.stack.overlap.gather
+        hidden = self.run.overlap_gain * self.stack.overlap.gather
         hides = PassColumn.HIDES_FORWARD_S, PassColumn.HIDES_BACKWARD_S
         for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
             hides_s = passes[gathering, :, :, hides[at]]
@@ -360,7 +360,7 @@ class Sums:
         share = self.stack.overlap.hidden_gradient
         shares = np.array([[share(zero, pp) for pp in (1, 2)] for zero in ZERO_STAGES])
         hidden: Floats = shares[self.rows[:, ZERO], (self.rows[:, STAGES] > 1) * 1][:, None]
-        return self.run.overlap * hidden
+        return self.run.overlap_gain * hidden
 
     def with_gradients_s(
         self, states: StateCosts, behind_s: Triple, passes_s: Floats, host_s: Floats

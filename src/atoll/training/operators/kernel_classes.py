@@ -98,6 +98,5 @@ def _softmax_s(pricer: Pricer, layer: Layer, kept: PolicyCost) -> float:
         if op.kind not in ("attention", "attention_bwd") and (is_loss(op) or not pricer.stored)
         for work in pricer.kernel_passes(op)
         if work.function.startswith(("softmax", "cross_entropy"))
-        # A loss of several kernels is written out in element-wise ones.
-        and getattr(passes.get(work.function), "kernels", 1) == 1
+        and not (work.function in passes and passes[work.function].kernels > 1)  # element-wise
     )
