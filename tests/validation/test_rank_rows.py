@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,22 +66,50 @@ def test_a_rank_is_a_run_of_its_world(tmp_path: Path) -> None:
     assert (layout.dp, layout.hsdp, layout.recompute) == (64, 8, "full")
 
 
-def test_a_rank_is_priced_with_the_attention_that_ran(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "attention"), [("FLASH_ATTENTION", "flash2"), ("CUDNN_ATTENTION", "flash")]
+)
+def test_a_rank_is_priced_with_the_attention_that_ran(
+    backend: str, attention: str, tmp_path: Path
+) -> None:
     rows = read_runs(fitted_half("h200_ranks_3.csv", tmp_path))
-    ran = [row for row in rows if row.text("backend") == "FLASH_ATTENTION"]
-    assert all(run_from_row(row)[0].attention == "flash2" for row in ran)
-    errors = class_errors(predict(ran))
-    assert errors["attention"].mean_ape is not None
-    assert errors["attention"].mean_ape < 0.09  # 0.42 with cuDNN's kernels
-    others = [row for row in rows if row.text("backend") == "CUDNN_ATTENTION"]
-    assert all(run_from_row(row)[0].attention == "flash" for row in others)
+    row = next(row for row in rows if row.text("tool") == "transformers")
+    (ran,) = [replace(row, values={**row.values, "backend": backend})]
+    assert run_from_row(ran)[0].attention == attention
+
+
+def test_a_rank_is_priced_at_the_clock_that_it_had(tmp_path: Path) -> None:
+    rows = read_runs(fitted_half("h200_ranks_3.csv", tmp_path))
+    row = next(row for row in rows if row.id == "hf-llama3-8b-6l-1x4096-fsdp8")
+    slow, fast = (
+        replace(row, values={**row.values, "clock_MHz": clock}) for clock in ("1500", "1980")
+    )
+    for name, ratio in (("products", 1.2), ("attention", 1.25), ("streaming", 1.0)):
+        times_s = [p.kernel_classes_s[name][1] for p in predict([slow, fast])]
+        assert times_s[0] / times_s[1] == pytest.approx(ratio, abs=0.12)
+
+
+def test_attention_and_products_are_right_at_their_clock(tmp_path: Path) -> None:
+    errors = class_errors(predict(read_runs(fitted_half("h200_ranks_4.csv", tmp_path))))
+    for name in ("products", "attention", "softmax/loss", "streaming"):
+        error = errors[name].mean_ape
+        assert error is not None
+        assert error < 0.06  # attention 8.6 % at the clock of steady training
+
+
+def test_verdicts_near_the_capacity_hold_where_segments_grow(tmp_path: Path) -> None:
+    """Limits are 0.93 to 1.09 times the predicted peak: 4 in 66 verdicts may differ."""
+    predictions = predict(read_runs(fitted_half("h200_ranks_5.csv", tmp_path)))
+    right = [p.predicted and p.predicted.fits != p.row.ran_out_of_memory for p in predictions]
+    assert len(right) == 66
+    assert sum(map(bool, right)) >= 60
 
 
 @pytest.mark.parametrize(
     ("id", "most"),
     [
         ("llama3-8b-3l-1x32768-tp4-fsdp16-recomputefull", 0.04),  # divided loss, copied sequences
-        ("llama3-8b-6l-1x4096-tp8-fsdp128-recomputealternate", 0.08),
+        ("llama3-8b-6l-1x4096-tp8-fsdp128-recomputealternate", 0.1),
         ("hf-llama3-8b-6l-1x4096-fsdp8", 0.06),  # all weights are gathered twice
         ("hf-olmoe-4l-1x4096-fsdp512-weightsbf16-reducebf16", 0.15),  # experts padded eightfold
         ("hf-opt-6.7b-6l-4x2048-fsdp256-reshardFalse-recomputefull", 0.08),  # and once

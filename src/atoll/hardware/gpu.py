@@ -175,6 +175,8 @@ class Gpu:
     """Rated."""
     cap_W: float | None = None
     """Power cap, where it is below the rating."""
+    clock_share: float | None = None
+    """Clock of a step over the boost clock, where it was measured; else the power limit's."""
     process_nm: float | None = None
     die_mm2: float | None = None
     """Published; of all dies of the package."""

@@ -14,6 +14,7 @@ from atoll.tools.arguments import Launch, UserValues
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import editable_lines, imported_as, read_content
 from atoll.tools.files.references import resolve
+from atoll.tools.files.script import Script
 from atoll.tools.files.shell import read_script
 from atoll.tools.gpt_neox.read import read_gpt_neox
 from atoll.tools.hugging_face import NAME
@@ -133,12 +134,21 @@ def _names(content: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{name}.{inner}" for inner in value)
 
 
+def _with_allocator(launch: Launch, script: Script) -> Launch:
+    """Add what the script tells PyTorch's allocator, which has two names for it."""
+    settings = (script.exported.get(f"PYTORCH_{name}ALLOC_CONF", "") for name in ("", "CUDA_"))
+    if not any("expandable_segments:true" in each.lower() for each in settings):
+        return launch
+    flags = f"{launch.fields.get('flags') or ''} growing_segments".strip()
+    return replace(launch, fields={**launch.fields, "flags": flags})
+
+
 def _script(path: Path, user: UserValues) -> Launch:
     script = read_script(path, user.variables, user.arguments)
     try:
         for fits, read in SCRIPTS:
             if fits(script):
-                return read(str(path), script, user)
+                return _with_allocator(read(str(path), script, user), script)
     except AtollError as error:
         if not script.missing:
             raise

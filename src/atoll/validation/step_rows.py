@@ -18,7 +18,8 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import FULL_BLOCKS, Layout
 from atoll.step.states import STATES
 from atoll.tools.software import flagged, graphed
-from atoll.tools.stack import STACKS, UPDATES, with_adapters
+from atoll.tools.stack import STACKS, UPDATES, Stack, with_adapters
+from atoll.training.operators.step_clock import BOOST_MHz
 from atoll.training.run import Run
 from atoll.validation.row_model import adapters_from_row
 from atoll.validation.tables import RunRow
@@ -117,6 +118,13 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
         stack = replace(stack, vocabulary_parallel=False, divides_table=False)
     if row.text("reduction") == "last":
         stack = replace(stack, delays_reduction=True)
+    boost_MHz = BOOST_MHz.get(gpu.name) if row.is_rank else None
+    if boost_MHz and (clock_MHz := row.number("clock_MHz", 0.0)):
+        gpu = replace(gpu, clock_share=min(1.0, clock_MHz / boost_MHz))
+    if row.integer("expandable", 0):
+        stack = flagged(stack, "growing_segments")
+    elif row.is_rank:
+        stack = replace(stack, fragmentation=Stack.fragmentation)
     if limit_bytes := row.number("limit_bytes", 0.0):
         gpu = replace(gpu, hbm_bytes=round(limit_bytes + stack.context_bytes))
     run = Run(

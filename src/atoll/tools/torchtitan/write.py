@@ -24,6 +24,8 @@ REGISTER = (files("atoll.tools.torchtitan") / "register.py.txt").read_text(encod
 """Code that registers a Llama-like shape."""
 RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
 
+ALLOCATOR = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+"""As torchtitan's run_train.sh sets it."""
 CONVERTERS = {
     "fp8": 'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)',
     "mxfp8": 'MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=True)',
@@ -73,7 +75,8 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
         name = converter.partition(".")[0]
         imports += f"from torchtitan.components.quantization import {name}\n"
         notes.append(f"{plan.precision} needs torchao; all linear layers but the head have it.")
-    start = f"{plan.torchrun} -m torchtitan.train --module {Path(FILE).stem} --config train"
+    module = f"-m torchtitan.train --module {Path(FILE).stem} --config train"
+    start = f"{ALLOCATOR} {plan.torchrun} {module}"
     text = fill_script(
         "torchtitan",
         plan,

@@ -8,6 +8,7 @@ steps on one H200 that the device limits (benchmarks/h200, half `fit`): the cloc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import log
 from typing import NamedTuple
@@ -40,6 +41,8 @@ DYNAMIC_POWER = KernelMix(1.90, 2.20, 0.56)
 """Power at the boost clock beyond that of an idle device, as shares of the rating."""
 PUBLISHED_MIX = KernelMix(0.83, 0.06, 0.05)
 """Mix of fused training software, on whose runs the slowdowns of the catalogue were fitted."""
+BOOST_MHz: Mapping[str, float] = {"h100": 1980.0, "h200": 1980.0}
+"""Boost clocks that devices reach."""
 ATTENTION_CLOCK = 0.86
 """Clock under attention alone over the boost clock: 1.70 of 1.98 GHz on an H200."""
 
@@ -73,7 +76,7 @@ def in_step(gpu: Gpu, mix: KernelMix) -> Gpu:
     """Return the device with the slowdowns of products and attention in a step of this mix. The
     logarithm of a slowdown is proportional to that of the clock.
     """
-    clock, fit = clock_of_mix(mix), gpu.calibration
+    clock, fit = gpu.clock_share or clock_of_mix(mix), gpu.calibration
     products = log(clock) / log(PUBLISHED_CLOCK)
     attention = log(clock) / log(ATTENTION_CLOCK)
     forward, backward = (
