@@ -280,11 +280,7 @@ def _best_with_free_flags(
 
 
 def _comparison(
-    question: CheckQuestion,
-    launch: Launch,
-    current: Estimate,
-    best: Plan,
-    step_s: float,
+    question: CheckQuestion, launch: Launch, current: Estimate, best: Plan, step_s: float
 ) -> BetterLayout:
     """Return a better layout; its share of the predicted step is saved of a step of `step_s`."""
     run = current.run

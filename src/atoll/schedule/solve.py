@@ -120,11 +120,7 @@ def quick_of(arrays: Arrays) -> Quick:
 
 
 def _solve_part(
-    problem: ScheduleProblem,
-    schedule: Schedule,
-    effort: Effort,
-    goal: Goal,
-    stop: StopCheck,
+    problem: ScheduleProblem, schedule: Schedule, effort: Effort, goal: Goal, stop: StopCheck
 ) -> Schedule:
     """Reduce the gap of a part that cannot be cut in series."""
     mirror = _reversed(problem)

@@ -24,13 +24,7 @@ from atoll.step.length import WholeRun, run_totals
 from atoll.step.parts import Origin
 from atoll.step.stages import stage_shares
 from atoll.tools.tool import Tool
-from atoll.training.accuracy import (
-    DIGITS,
-    FEW_DIGITS,
-    UNSURE,
-    beyond_published,
-    run_kind,
-)
+from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, beyond_published, run_kind
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.row import layout_row, row_memory

@@ -141,11 +141,7 @@ def compiles_itself(device: Device) -> bool:
 
 
 def _tool(
-    question: RunQuestion,
-    gpu: Device,
-    site: Site | None,
-    model: ModelConfig | None,
-    precision: str,
+    question: RunQuestion, gpu: Device, site: Site | None, model: ModelConfig | None, precision: str
 ) -> Tool:
     """Return the tool that the question names, or a usual one for device, model and method."""
     software_words = question.stack or (site and site.stack)

@@ -36,13 +36,7 @@ from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.tables import STAGES, LayoutTables
 from atoll.training.run import Run
-from atoll.training.step import (
-    LayerPasses,
-    Stepper,
-    accumulation_s,
-    resident_parameters,
-    update_s,
-)
+from atoll.training.step import LayerPasses, Stepper, accumulation_s, resident_parameters, update_s
 
 LEAST_CHOICE = "least"
 """A choice that recomputes nothing and keeps no more than "full": a lower bound on every choice, in

@@ -12,15 +12,7 @@ from atoll.step.replay import PassTime
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import PARTS, RESERVED, Memory, workspace_bytes
-from atoll.training.operators.tables import (
-    COPIES,
-    GROUP,
-    LOSS,
-    PIPE,
-    SIDE,
-    ZERO,
-    ContentColumn,
-)
+from atoll.training.operators.tables import COPIES, GROUP, LOSS, PIPE, SIDE, ZERO, ContentColumn
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
 SHARDED = PassSeconds._fields.index("sharded_s")

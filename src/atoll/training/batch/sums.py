@@ -17,13 +17,7 @@ from atoll.step.bubbles import bytes_at_peak
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
-from atoll.training.batch.cost_arrays import (
-    Paces,
-    StagePasses,
-    StateCosts,
-    StateMemory,
-    Triple,
-)
+from atoll.training.batch.cost_arrays import Paces, StagePasses, StateCosts, StateMemory, Triple
 from atoll.training.memory import PeakParts, peak_parts
 from atoll.training.operators.tables import (
     COPIES,
@@ -440,11 +434,7 @@ class Sums:
         return (self.rows[:, SPLIT, None] > 0) & self.launches
 
     def replayed_s(
-        self,
-        stages: Triple,
-        chunks: Triple,
-        wanted: NDArray[np.bool_],
-        messages_s: Floats,
+        self, stages: Triple, chunks: Triple, wanted: NDArray[np.bool_], messages_s: Floats
     ) -> Floats:
         """Return (rows, choices): seconds of all microbatches (`step.replay.pipeline_s`) for these
         times of stages, chunks and messages; infinite where it is not `wanted`.

@@ -104,10 +104,7 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
         return [
             *(("Note", note) for note in self.notes),
             ("Run", f"{run.model.name} on {self.pods}: {best.placed}{unused}"),
-            (
-                "Step",
-                f"{format_seconds(best.time_s, 3)}, {run.tokens / best.time_s:,.0f} tokens/s",
-            ),
+            ("Step", f"{format_seconds(best.time_s, 3)}, {run.tokens / best.time_s:,.0f} tokens/s"),
             (
                 "Memory",
                 f"{format_bytes(needed)} needed of {format_bytes(capacity)} on the fullest "

@@ -16,12 +16,7 @@ from atoll.base.arrays import Floats, Ints
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_per_stage, route
 from atoll.training.batch.choices import figures
-from atoll.training.batch.cost_arrays import (
-    Paces,
-    StagePasses,
-    StateCosts,
-    StateMemory,
-)
+from atoll.training.batch.cost_arrays import Paces, StagePasses, StateCosts, StateMemory
 from atoll.training.batch.estimates import LayoutSequence, in_parts, make_tables
 from atoll.training.batch.row import LayoutRow, layout_row
 from atoll.training.batch.sums import Sums

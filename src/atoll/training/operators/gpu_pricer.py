@@ -13,13 +13,7 @@ from atoll.base.arrays import Floats
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import TILE_ROWS
 from atoll.cost.gpu_gemm import VECTOR_ELEMENTS, fastest_flops, gemm_times_s
-from atoll.cost.gpu_vector import (
-    KERNELS,
-    LEAST_BYTES,
-    NARROW_COLUMNS,
-    STREAMING,
-    streaming_s,
-)
+from atoll.cost.gpu_vector import KERNELS, LEAST_BYTES, NARROW_COLUMNS, STREAMING, streaming_s
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.tools.stack import Stack, VectorPasses
@@ -180,11 +174,7 @@ class GpuPricer:
                 weights = largest_weight(layer, op)
                 works = [w for w in self.kernel_passes(op) if w.elements > weights]
                 moved += sum(w.elements * self._passes(w).bytes for w in works)
-        return Cost(
-            matrix / self._fastest_flops,
-            attention_s,
-            moved / self.gpu.stream_Bps,
-        )
+        return Cost(matrix / self._fastest_flops, attention_s, moved / self.gpu.stream_Bps)
 
     def beyond(
         self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int

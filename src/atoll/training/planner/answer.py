@@ -162,11 +162,7 @@ def _best(estimate: Estimate) -> BestLayout:
 
 def _memory(memory: Memory) -> StageMemory:
     return build_from(
-        StageMemory,
-        memory,
-        total=memory.allocated,
-        after_step=memory.resting,
-        parts=memory.parts(),
+        StageMemory, memory, total=memory.allocated, after_step=memory.resting, parts=memory.parts()
     )
 
 

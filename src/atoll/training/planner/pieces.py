@@ -42,11 +42,7 @@ class PlanPieces:
     """Pieces for the layouts of one run."""
 
     def __init__(
-        self,
-        run: Run,
-        axes: Axes,
-        estimator: Estimator | None = None,
-        below_s: float = np.inf,
+        self, run: Run, axes: Axes, estimator: Estimator | None = None, below_s: float = np.inf
     ) -> None:
         self.run, self.axes = run, axes
         self.below_s = below_s

@@ -9,11 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.base.errors import AtollError
-from atoll.cost.gpu_attention import (
-    BACKWARD_PRODUCTS,
-    BACKWARD_QUERY_PASSES,
-    FORWARD_PRODUCTS,
-)
+from atoll.cost.gpu_attention import BACKWARD_PRODUCTS, BACKWARD_QUERY_PASSES, FORWARD_PRODUCTS
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import KERNELS, Stack, VectorPasses
 from atoll.training.operators.kernels.adapter_passes import with_adapter_passes
