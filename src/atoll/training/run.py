@@ -102,9 +102,8 @@ class Run:
             object.__setattr__(self, "stack", replace(self.stack, context_bytes=context_bytes))
         if self.stack.hosts_optimizer:
             if not isinstance(self.gpu, Gpu):
-                raise AtollError(
-                    f"flags: host_optimizer is modelled for GPUs, not for {self.gpu.name}"
-                )
+                name = self.gpu.name
+                raise AtollError(f"flags: host_optimizer is modelled for GPUs, not for {name}")
             object.__setattr__(self, "states", replace(self.states, on_host=True))
 
     def at(self, site: Site) -> Run:
@@ -167,9 +166,7 @@ class Run:
 
     @property
     def gathered_bytes(self) -> float:
-        """Bytes per weight that ZeRO gathers: fp32 weights are cast to 16 bits before, unless they
-        are multiplied in fp32.
-        """
+        """Bytes per weight that ZeRO gathers: 16 bits, unless fp32 weights are multiplied."""
         return self.states.weight if self.stack.wide else min(self.states.weight, HALF)
 
     def state_bytes(self, parameters: N, divided_parameters: N, zero: int) -> tuple[N, N, N]:
@@ -193,9 +190,7 @@ class Run:
         return ranks * -(-experts // ranks) / experts
 
     def accumulated_bytes(self, parameters: N, divided_gradients: N, zero: int) -> N:
-        """Return the bytes of gradients between microbatches: undivided ones, where FSDP reduces
-        after the last.
-        """
+        """Return the bytes of gradients between microbatches, undivided if reduced at the end."""
         delayed = self.stack.delays_reduction and zero >= 2
         return self.states.reduced * parameters if delayed else divided_gradients
 
@@ -245,12 +240,11 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Warnings about the estimate."""
         network = self._network_notes()
-        if self.stored is None:
-            notes = self._mixer_notes()
-            first, last = (notes, ()) if self.stack.plain_mixers else ((), notes)
-            first = (*self._argument_notes(), *first)
-            return (*first, *self._tool_notes(), *network, *model_warnings(self.model), *last)
-        return (*network, *model_warnings(self.stored), *self._kernel_notes(self.stored))
+        if self.stored is not None:
+            return (*network, *model_warnings(self.stored), *self._kernel_notes(self.stored))
+        notes, plain = self._mixer_notes(), self.stack.plain_mixers
+        first = (*self._argument_notes(), *(notes if plain else ()), *self._tool_notes())
+        return (*first, *network, *model_warnings(self.model), *(() if plain else notes))
 
     def _network_notes(self) -> tuple[str, ...]:
         """Return a note if a network file does not state what small messages cost."""
@@ -264,11 +258,10 @@ class Run:
 
     def _argument_notes(self) -> tuple[str, ...]:
         """Return what of a launch file is not priced, and what follows from that."""
-        consequence = (
-            "the interval is wider for what is not priced, and no layout is proven best",
-        )
-        return (*(f"not priced: {words}" for words in self.not_priced),
-                *(consequence if self.not_priced else ()))  # fmt: skip
+        if not self.not_priced:
+            return ()
+        consequence = "the interval is wider for what is not priced, and no layout is proven best"
+        return (*(f"not priced: {words}" for words in self.not_priced), consequence)
 
     def _tool_notes(self) -> tuple[str, ...]:
         """Return a note if no usual tool runs what is asked."""
@@ -304,17 +297,13 @@ class Run:
         """Return a note if the captured kernels are not those of the stack."""
         kernels = stored.file.kernels
         eager = self.stack.composed_gelu  # every element-wise step is a kernel
-        if eager and kernels == "fused":
-            return (
-                f"{stored.name} was captured as a fusing compiler runs it; for the memory of "
-                "eager PyTorch capture it with --keep eager",
-            )
-        if not eager and kernels == "eager":
-            return (
-                f"{stored.name} was captured as eager PyTorch runs it; for stack "
-                f"{self.stack.name} capture it with --keep fused",
-            )
-        return ()
+        captured, wanted, keep = "eager PyTorch", f"stack {self.stack.name}", "fused"
+        if eager:
+            captured, wanted, keep = "a fusing compiler", "the memory of eager PyTorch", "eager"
+        if kernels != ("fused" if eager else "eager"):
+            return ()
+        words = f"{stored.name} was captured as {captured} runs it"
+        return (f"{words}; for {wanted} capture it with --keep {keep}",)
 
     @property
     def alias(self) -> dict[str, str]:

@@ -48,8 +48,5 @@ def is_math(op: Operator) -> bool:
 
 def is_wide(stack: Stack, op: Operator) -> bool:
     """Return whether the stack multiplies an operator's operands in fp32."""
-    return (
-        bool(stack.wide)
-        or (stack.math_attention and is_math(op))
-        or (stack.fp32_adapters and op.kind in ADAPTER_KINDS)
-    )
+    adapters = stack.fp32_adapters and op.kind in ADAPTER_KINDS
+    return bool(stack.wide) or (stack.math_attention and is_math(op)) or adapters

@@ -10,11 +10,11 @@ from collections.abc import Set
 from dataclasses import replace
 
 from atoll.training.operators.kernels.wide_products import FLOAT
-from atoll.training.operators.roles import widths
+from atoll.training.operators.layers import HALF
+from atoll.training.operators.roles import map_operators, more_passes, widths
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pass_over
 
-HALF = 2  # bytes
 WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 
 
@@ -31,16 +31,13 @@ def autocast(layer: Layer, wide_functions: Set[str], fused_norms: bool) -> Layer
     }
 
     def passes(op: Operator) -> list[VectorWork]:
-        weights = [
-            t for t in map(tensors.__getitem__, (*op.reads, *op.writes))
-            if t.role in WEIGHTS and len(t.shape) > 1
-        ]  # fmt: skip
+        named = (tensors[name] for name in (*op.reads, *op.writes))
+        weights = [t for t in named if t.role in WEIGHTS and len(t.shape) > 1]
         if op.kind == "linear":
             cast = [pass_over("cast_down", weight) for weight in weights]
             copies = [n for n in op.reads if n in normed]
-            return cast + [pass_over("cast_down", tensors[n]) for n in copies] * len(
-                widths(layer, op)
-            )
+            copied = [pass_over("cast_down", tensors[name]) for name in copies]
+            return cast + copied * len(widths(layer, op))
         if op.kind == "linear_wgrad":
             return [pass_over("cast_up", weight) for weight in weights]
         if op.kind == "linear_dgrad":
@@ -71,15 +68,12 @@ def autocast(layer: Layer, wide_functions: Set[str], fused_norms: bool) -> Layer
             return replace(tensor, element_bytes=HALF * max(1, readers[name]))
         return replace(tensor, element_bytes=FLOAT) if name in stream else tensor
 
-    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
-    tensors = {name: widened(name, tensor) for name, tensor in tensors.items()}
-    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+    wider = {name: widened(name, tensor) for name, tensor in tensors.items()}
+    return map_operators(layer, changed, wider)
 
 
 def in_fp32(layer: Layer, unchanged: tuple[str, ...]) -> Layer:
-    """Return a layer with fp32 activations; functions that begin with one of `unchanged` move as
-    many bytes as counted.
-    """
+    """Return a layer with fp32 activations; functions beginning as `unchanged` move no more."""
     roles = (Role.ACTIVATION, Role.ACTIVATION_GRADIENT)
     tensors = dict(layer.tensors)
     for name, tensor in layer.tensors.items():  # logits are counted in fp32
@@ -96,8 +90,7 @@ def in_fp32(layer: Layer, unchanged: tuple[str, ...]) -> Layer:
         )
         return replace(op, vectors=tuple(works))
 
-    forward, backward = tuple(map(doubled, layer.forward)), tuple(map(doubled, layer.backward))
-    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+    return map_operators(layer, doubled, tensors)
 
 
 def wide_rotary(layer: Layer) -> Layer:
@@ -108,11 +101,10 @@ def wide_rotary(layer: Layer) -> Layer:
     }
 
     def cast(op: Operator) -> Operator:
-        works = (work.by(name) for work in op.vectors for name in casts.get(work.function, ()))
-        return replace(op, vectors=(*op.vectors, *works))
+        named = ((work, name) for work in op.vectors for name in casts.get(work.function, ()))
+        return more_passes(op, [work.by(name) for work, name in named])
 
-    forward, backward = tuple(map(cast, layer.forward)), tuple(map(cast, layer.backward))
-    return replace(layer, forward=forward, backward=backward)
+    return map_operators(layer, cast)
 
 
 def _fp32_norm(work: VectorWork) -> VectorWork:
