@@ -20,6 +20,7 @@ Stages within 20 % of each other: at most 9 % below the replay and 18 % above it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -65,6 +66,7 @@ def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int
     return max(0.0, *(f * forward_s + b * backward_s + w * weight_s for f, b, w in terms))
 
 
+@lru_cache(maxsize=4096)
 def bubble_terms(
     order: str, stages: int, microbatches: int, vpp: int
 ) -> tuple[tuple[float, float, float], ...]:

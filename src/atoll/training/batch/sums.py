@@ -18,6 +18,7 @@ from atoll.step.bubbles import bytes_at_peak
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
+from atoll.tools.stack import Overlap
 from atoll.training.batch.cost_arrays import Paces, StagePasses, StateCosts, StateMemory, Triple
 from atoll.training.memory import PeakParts, peak_parts
 from atoll.training.operators.tables import (
@@ -344,10 +345,8 @@ class Sums:
     @property
     def hidden(self) -> Floats:
         """Share of each row's gradient collectives that may overlap with passes."""
-        share = self.stack.overlap.hidden_gradient
-        shares = np.array([[share(zero, pp) for pp in (1, 2)] for zero in ZERO_STAGES])
-        hidden: Floats = shares[self.rows[:, ZERO], (self.rows[:, STAGES] > 1) * 1][:, None]
-        return self.run.overlap_gain * hidden
+        zero, stages = self.rows[:, ZERO], self.rows[:, STAGES]
+        return self.run.overlap_gain * hidden_gradients(self.stack.overlap, zero, stages)[:, None]
 
     def with_gradients_s(
         self, states: StateCosts, behind_s: Triple, passes_s: Floats, host_s: Floats
@@ -460,6 +459,13 @@ def map_arrays(
     stages = Paces(*(change(times_s, stage_index) for times_s in passes.stages))
     chunks = Paces(*(change(times_s, chunk_index) for times_s in passes.chunks))
     return StagePasses(stages, chunks, *(change(values, stage_index) for values in passes[2:]))
+
+
+def hidden_gradients(overlap: Overlap, zero: Ints, stages: Ints) -> Floats:
+    """Return the share of gradient collectives that may overlap with passes, by layout."""
+    shares = [[overlap.hidden_gradient(x, pp) for pp in (1, 2)] for x in ZERO_STAGES]
+    hidden: Floats = np.array(shares)[zero, (stages > 1) * 1]
+    return hidden
 
 
 def numbered(values: NDArray[Any]) -> tuple[Ints, Ints]:

@@ -187,8 +187,8 @@ def plan_mixed(
         raise _nothing_fits(pods, alone)
     proof = _certificate(pods, result, best[0].time_s, list(parts.values()), count)
     left_out, stopped = _excluded(pods, axes, equal), stop.reason if result.stopped else ""
-    found = pods, best[0], tuple(best[1:]), alone, proof, left_out
-    return MixedPlan(*found, result.unseen, stopped)
+    later = tuple(best[1:])
+    return MixedPlan(pods, best[0], later, alone, proof, left_out, result.unseen, stopped)
 
 
 def _plan_single_pods(

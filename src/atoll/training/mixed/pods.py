@@ -93,10 +93,8 @@ class Pods:
 
     def alike(self, pods: Sequence[int]) -> bool:
         """Return whether these pods have equal devices and networks."""
-        first = self.runs[pods[0]]
-        return all(
-            self.runs[i].gpu == first.gpu and self.runs[i].network == first.network for i in pods
-        )
+        machines = [(self.runs[i].gpu, self.runs[i].network) for i in pods]
+        return all(machine == machines[0] for machine in machines)
 
     def combined_runs(self, pods: Sequence[int], crossed: bool) -> tuple[Run, ...]:
         """Return the run on all devices of these pods, once per pod's device. If groups of ranks

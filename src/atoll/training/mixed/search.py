@@ -208,12 +208,13 @@ class PodUse:
 
 def _priced_s(estimator: Estimator, layout: Layout) -> tuple[float, float, float]:
     """Return the least times of a variant's block, and of the layers before and behind all."""
-    steppers = [
-        Stepper(estimator.run, replace(layout, zero=0, hsdp=1, schedule=order)) for order in ORDERS
-    ]
+    layout = replace(layout, zero=0, hsdp=1)
+    # With the backward pass of fused orders, and with separate weight passes.
+    layouts = (replace(layout, schedule=order) for order in (ORDERS[0], ORDERS[-1]))
+    steppers = [Stepper(estimator.run, layout) for layout in layouts]
     ends_s, blocks_s = [0.0, 0.0], []
     for cost in estimator.costs(layout):
-        passes = (stepper.layer_passes(cost, "none") for stepper in (steppers[0], steppers[-1]))
+        passes = (stepper.layer_passes(cost, "none") for stepper in steppers)
         least_s = min(forward.total_s + backward.total_s for forward, backward, _ in passes)
         if cost.is_block:
             blocks_s.append(least_s)
@@ -336,10 +337,8 @@ class ReplicasPerPod(PodUse):
                 if pp > run.model.layers + 2 or any(size % model_ranks for size in self.sizes):
                     continue
                 counts = [size // model_ranks for size in self.sizes]
-                ranks = sum(counts) * family.cp * family.tp
-                if ranks % (family.ep * family.etp):
+                if not (copies := family.sharing_ranks(sum(counts))):
                     continue
-                copies = gcd(sum(counts) * family.cp, ranks // (family.ep * family.etp))
                 columns = of_stages(axes, self.orders, chain, 1, pp, sum(counts), copies)
                 layouts = LayoutColumns(family, self.orders, chain, columns)
                 states = self.states(layouts)

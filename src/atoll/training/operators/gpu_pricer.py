@@ -22,6 +22,7 @@ from atoll.training.operators.kernels.eager import (
     norm_elements,
     split_gradient_bytes,
 )
+from atoll.training.operators.kernels.fp32 import is_wide, wide_product
 from atoll.training.operators.kernels.launched import (
     COUNTED,
     kernel_factor,
@@ -29,7 +30,6 @@ from atoll.training.operators.kernels.launched import (
     mask_passes,
     query_passes_s,
 )
-from atoll.training.operators.kernels.wide_products import is_wide, wide_product
 from atoll.training.operators.layers import HALF
 from atoll.training.operators.roles import (
     even_experts,

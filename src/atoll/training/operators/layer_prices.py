@@ -16,8 +16,8 @@ from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
 from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
+from atoll.training.operators.kernels.fp32 import is_wide
 from atoll.training.operators.kernels.launched import attention_form, launched
-from atoll.training.operators.kernels.wide_products import is_wide
 from atoll.training.operators.layers import HALF, LayerCost, Share, layer_costs
 from atoll.training.operators.step_clock import KernelMix, in_step
 from atoll.training.operators.timings import Timings
@@ -99,9 +99,8 @@ class LayerPrices:
         """Return lower bounds on the costs of chips, whose passes are schedules, or self."""
         if not isinstance(self.run.gpu, TemplateChip):
             return self
-        bounds = type(self)(self.run)
+        bounds = self.with_run(self.run)
         bounds.pricer = _pricer(self.run, bounds_only=True)
-        bounds._models = self._models
         return bounds
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:

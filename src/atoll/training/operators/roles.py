@@ -25,7 +25,7 @@ def more_passes(op: Operator, passes: Iterable[VectorWork]) -> Operator:
     return replace(op, vectors=(*op.vectors, *passes))
 
 
-def _weights(layer: Layer, op: Operator) -> list[Tensor]:
+def weight_tensors(layer: Layer, op: Operator) -> list[Tensor]:
     """Return the weights and weight gradients that an operator reads or writes."""
     tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
     return [t for t in tensors if t.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)]
@@ -42,7 +42,7 @@ def even_experts(layer: Layer) -> bool:
 
 def multiplies_experts(layer: Layer, op: Operator) -> bool:
     """Return whether a linear's weight holds a matrix per expert."""
-    return any(len(t.shape) == 3 for t in _weights(layer, op))
+    return any(len(t.shape) == 3 for t in weight_tensors(layer, op))
 
 
 def gates_experts(layer: Layer, op: Operator) -> bool:
@@ -56,17 +56,17 @@ def gates_experts(layer: Layer, op: Operator) -> bool:
 
 def width_by_expert(layer: Layer, op: Operator) -> bool:
     """Return whether a bias has a row per expert."""
-    return any(len(t.shape) == 2 for t in _weights(layer, op))
+    return any(len(t.shape) == 2 for t in weight_tensors(layer, op))
 
 
 def largest_weight(layer: Layer, op: Operator) -> int:
     """Return the elements of the largest weight or weight gradient of an operator."""
-    return max((t.elements for t in _weights(layer, op)), default=0)
+    return max((t.elements for t in weight_tensors(layer, op)), default=0)
 
 
 def widths(layer: Layer, op: Operator) -> list[int]:
     """Return the columns of each weight in a product."""
-    columns = [t.shape[1] for t in _weights(layer, op) if len(t.shape) == 2]
+    columns = [t.shape[1] for t in weight_tensors(layer, op) if len(t.shape) == 2]
     acts = (act for act in layer.forward if act.kind == "activation" and act.name == "act")
     if len(columns) == 1 and op.name.startswith("fc1") and any(len(a.vectors) == 2 for a in acts):
         return [columns[0] // 2] * 2

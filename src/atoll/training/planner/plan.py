@@ -371,12 +371,11 @@ def plan(
     programs = {_program(best.layout): best}
     for runner_up in fastest_layouts.best:
         programs.setdefault(_program(runner_up.layout), runner_up)
-    others = tuple(programs.values())[1 : runners_up + 1]
+    layouts = best, fastest, tuple(programs.values())[1 : runners_up + 1]
     proof, left_out = _certificate(space, fastest_layouts), excluded(run, axes)
     unseen = fastest_layouts.not_evaluated
     stopped = space.stop.reason if fastest_layouts.stopped else ""
-    plan_parts = run, axes, best, fastest, others, proof, left_out, space
-    return Plan(*plan_parts, unseen, stopped, ties, tied, risk)
+    return Plan(run, axes, *layouts, proof, left_out, space, unseen, stopped, ties, tied, risk)
 
 
 def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts) -> Certificate:

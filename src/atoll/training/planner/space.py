@@ -103,6 +103,11 @@ class LayoutFamily:
         """Return a layout of this family with the other axes as given."""
         return Layout(**asdict(self), **axes)
 
+    def sharing_ranks(self, dp: int) -> int:
+        """Return the ranks that share every parameter; 0 where experts do not divide the ranks."""
+        ranks, experts = dp * self.cp * self.tp, self.ep * self.etp
+        return 0 if ranks % experts else gcd(dp * self.cp, ranks // experts)
+
 
 class LayoutColumns:
     """Layouts of one family as arrays of shape (layouts,), one array per axis."""
@@ -191,13 +196,9 @@ def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
     stages = []
     for pp in (axes.pp or divisors(rest)) if zeros else ():
         dp = rest // pp
-        ranks = dp * family.cp * family.tp
-        if rest % pp or pp > run.model.layers + 2 or ranks % (family.ep * family.etp):
-            continue
-        if run.global_batch % dp:
-            continue
-        copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
-        stages.append((run.global_batch // dp, pp, dp, copies))
+        copies = family.sharing_ranks(dp)
+        if rest % pp == 0 and pp <= run.model.layers + 2 and copies and run.global_batch % dp == 0:
+            stages.append((run.global_batch // dp, pp, dp, copies))
     axes = replace(axes, zero=zeros or axes.zero)
     return LayoutColumns(family, schedules, chain, _columns(axes, schedules, chain, tuple(stages)))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.tools.stack import Stack
-from atoll.training.operators.kernels.wide_products import FLOAT
+from atoll.training.operators.kernels.fp32 import FLOAT
 from atoll.training.operators.layers import HALF
 from atoll.training.operators.roles import map_operators, more_passes
 from atoll.workload.graph.layer import Layer

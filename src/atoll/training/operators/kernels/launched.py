@@ -14,8 +14,7 @@ from atoll.cost.gpu_attention import BACKWARD_PRODUCTS, BACKWARD_QUERY_PASSES, F
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import KERNELS, Stack, VectorPasses
 from atoll.training.operators.kernels.adapter_passes import with_adapter_passes
-from atoll.training.operators.kernels.wide_products import FLOAT, is_math
-from atoll.training.operators.kernels.wide_streams import autocast, in_fp32, wide_rotary
+from atoll.training.operators.kernels.fp32 import FLOAT, autocast, in_fp32, is_math, wide_rotary
 from atoll.training.operators.layers import HALF
 from atoll.training.operators.roles import map_operators, more_passes, multiplies_experts
 from atoll.training.run import Run

@@ -37,7 +37,7 @@ from atoll.step.bubbles import bubble_terms, peaks
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES
 from atoll.step.orders import SPLIT, WEIGHT_DELAY, model_copies
 from atoll.training.batch.estimates import per_parameter, shared_terms
-from atoll.training.batch.sums import numbered
+from atoll.training.batch.sums import hidden_gradients, numbered
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.planner.bounds.recompute_curve import on_the_curve, points_of
 from atoll.training.planner.bounds.sample_bounds import SampleBounds
@@ -243,8 +243,7 @@ class FamilyBounds:
         behind_s = np.where(fully_sharded, 0.0, (gather_s + reduce_s) * copies / pp)
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
         step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
-        shares = np.array([[hidden.hidden_gradient(x, p) for p in (1, 2)] for x in ZERO_STAGES])
-        step_s += (1 - shares[zero, (pp > 1) * 1]) * behind_s + stack.step_s
+        step_s += (1 - hidden_gradients(hidden, zero, block.pp)) * behind_s + stack.step_s
         return np.asarray(step_s * run.slack)
 
     def _passes_s(
@@ -374,7 +373,7 @@ class FamilyShape:
         named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
         self.bubble_row = np.zeros(len(apart), dtype=np.intp)
         self.bubble_row[apart] = order
-        ways = (bubble_terms(*of, vpp=1) for of in named)
+        ways = (bubble_terms(*of, 1) for of in named)
         self.bubble_terms = np.array([(*terms[0], *terms[-1]) for terms in ways])
         """Bubble terms, shape (distinct pipelines, 6); `bubble_row` has the row of each run."""
         self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)

@@ -72,8 +72,10 @@ class SampleBounds:
             if far and cost.experts:
                 away_s = apart.layer_passes(least, "none")[0].expert_s
                 self.outside_s += repeat * (away_s - forward.expert_s)
+            data_s = backward.total_s - least.weight.total_s
+            passes_s = forward.total_s, data_s, least.weight.total_s
             self.forward_s += repeat * forward.total_s
-            self.data_s += repeat * (backward.total_s - least.weight.total_s)
+            self.data_s += repeat * data_s
             self.weight_s += repeat * least.weight.total_s
             # A microbatch launches as many kernels as one sample.
             kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
@@ -95,18 +97,14 @@ class SampleBounds:
                 all_bytes = cost.kept("none").bytes + temporary_bytes
                 blocks.append((both_s, kept, max(0.0, all_bytes - kept), cost.waiting_bytes))
                 self.parts_s[0] = np.minimum(self.parts_s[0], layer_s)
-                data_s = backward.total_s - least.weight.total_s
-                passes_s = forward.total_s, data_s, least.weight.total_s
-                apart_s = np.outer(passes_s, sizes) + beyond_s
-                self.apart_s = np.minimum(self.apart_s, apart_s)
+                self.apart_s = np.minimum(self.apart_s, np.outer(passes_s, sizes) + beyond_s)
             else:
                 self.ends_s[bool(blocks)] += repeat * both_s
                 self.parts_s[1 + bool(blocks)] += repeat * layer_s
-        divided = 1 if family.sp and family.tp > 1 else family.tp
-        self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
         least_of_blocks = np.min(blocks, axis=0)
         self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = least_of_blocks
         blocks_costs = [cost for cost in costs if cost.is_block]
+        self.boundary_bytes = stepper.sent_bytes(min(cost.boundary_bytes for cost in blocks_costs))
         at = costs.index(blocks_costs[0])
         self.again: Callable[[tuple[str, ...]], Mapping[str, Point]] | None = None
         """Bytes kept and seconds recomputed per policy (`recompute_curve.choices`); None unless
@@ -131,9 +129,8 @@ class SampleBounds:
         shared = [priced.shared(family.layout(pp=2, recompute="none"), end) for end in ends]
         every = self._parameters(run, costs, model.shared_parameters)
         self.trained = every[1]
-        block_parameters = np.min(
-            [self._parameters(run, [cost], repeated=False) for cost in blocks_costs], axis=0
-        )
+        every_block = [self._parameters(run, [cost], repeated=False) for cost in blocks_costs]
+        block_parameters = np.min(every_block, axis=0)
         sides = (self._parameters(run, *end) for end in zip(ends, shared, strict=True))
         self.parameters = np.stack([every, block_parameters, *sides], axis=-1)
         """Parameter counts, shape (2, 2, 4): stored or trained; dense or expert; model, smallest
@@ -149,9 +146,8 @@ class SampleBounds:
 def _of_experts(cost: LayerCost, ep: int) -> LayerCost:
     """Return the cost of a layer whose experts are divided over `ep` ranks."""
     dense, experts = cost.frozen
-    return replace(
-        cost, expert_parameters=cost.expert_parameters // ep, frozen=(dense, experts / ep)
-    )
+    trained = cost.expert_parameters // ep
+    return replace(cost, expert_parameters=trained, frozen=(dense, experts / ep))
 
 
 def _beyond_s(priced: LayerPrices, layer: Layer, sizes: list[int], ep: int) -> Floats:
