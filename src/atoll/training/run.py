@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -246,64 +247,65 @@ class Run:
         first = (*self._argument_notes(), *(notes if plain else ()), *self._tool_notes())
         return (*first, *network, *model_warnings(self.model), *(() if plain else notes))
 
-    def _network_notes(self) -> tuple[str, ...]:
-        """Return a note if a network file does not state what small messages cost."""
-        if self.devices == 1 or not self.network.left_out:
-            return ()
-        return (
-            f"optimistic for small messages: network {self.network.name} states no "
-            f"{' and no '.join(self.network.left_out)} in its first level; take them from "
-            "atoll hardware dgx-h100 --yaml, or state 0",
-        )
+    def _network_notes(self) -> Iterator[str]:
+        """Yield a note if a network file does not state what small messages cost."""
+        if self.devices > 1 and self.network.left_out:
+            yield (
+                f"optimistic for small messages: network {self.network.name} states no "
+                f"{' and no '.join(self.network.left_out)} in its first level; take them from "
+                "atoll hardware dgx-h100 --yaml, or state 0"
+            )
 
-    def _argument_notes(self) -> tuple[str, ...]:
-        """Return what of a launch file is not priced, and what follows from that."""
-        if not self.not_priced:
-            return ()
-        consequence = "the interval is wider for what is not priced, and no layout is proven best"
-        return (*(f"not priced: {words}" for words in self.not_priced), consequence)
+    def _argument_notes(self) -> Iterator[str]:
+        """Yield what of a launch file is not priced, and what follows from that."""
+        for words in self.not_priced:
+            yield f"not priced: {words}"
+        if self.not_priced:
+            yield "the interval is wider for what is not priced, and no layout is proven best"
 
-    def _tool_notes(self) -> tuple[str, ...]:
-        """Return a note if no usual tool runs what is asked."""
+    def _tool_notes(self) -> Iterator[str]:
+        """Yield a note if no usual tool runs what is asked."""
         asked = self.question
-        if asked is None or asked.tool is not None or self.tool.name != UNRESTRICTED:
-            return ()
-        return (
-            "no usual tool for this device, model and method runs what is asked; an unrestricted "
-            "runtime is assumed (--tool names one)",
-        )
+        if asked is not None and asked.tool is None and self.tool.name == UNRESTRICTED:
+            yield (
+                "no usual tool for this device, model and method runs what is asked; an "
+                "unrestricted runtime is assumed (--tool names one)"
+            )
 
-    def _mixer_notes(self) -> tuple[str, ...]:
-        """Return the kernels assumed for mixers other than attention, which software may lack;
+    def _mixer_notes(self) -> Iterator[str]:
+        """Yield the kernels assumed for mixers other than attention, which software may lack;
         template chips run the priced schedule.
         """
         model = self.model
         mixers = {part for mixer in (model.mixer, *model.mixers) for part in mixer.split("+")}
         assumed = [words for mixer, words in FUSED_MIXERS.items() if mixer in mixers]
         if not assumed or not isinstance(self.gpu, Gpu):
-            return ()
+            return
         if self.stack.plain_mixers:
-            return (
+            yield (
                 "state-space blocks run without their fused kernels: the time of their passes is "
                 "counted, not measured, and may be twice as long (mamba-ssm and causal-conv1d make "
-                "the step many times as fast)",
+                "the step many times as fast)"
             )
-        return (
+            return
+        yield (
             f"assumed: {' and '.join(assumed)}; without them the software runs these blocks in "
-            f"many small kernels, and a step takes far longer{SLOW_PATH * ('mamba2' in mixers)}",
+            f"many small kernels, and a step takes far longer{SLOW_PATH * ('mamba2' in mixers)}"
         )
 
-    def _kernel_notes(self, stored: StoredModel) -> tuple[str, ...]:
-        """Return a note if the captured kernels are not those of the stack."""
-        kernels = stored.file.kernels
+    def _kernel_notes(self, stored: StoredModel) -> Iterator[str]:
+        """Yield a note if the captured kernels are not those of the stack."""
         eager = self.stack.composed_gelu  # every element-wise step is a kernel
-        captured, wanted, keep = "eager PyTorch", f"stack {self.stack.name}", "fused"
-        if eager:
-            captured, wanted, keep = "a fusing compiler", "the memory of eager PyTorch", "eager"
-        if kernels != ("fused" if eager else "eager"):
-            return ()
-        words = f"{stored.name} was captured as {captured} runs it"
-        return (f"{words}; for {wanted} capture it with --keep {keep}",)
+        if eager and stored.file.kernels == "fused":
+            yield (
+                f"{stored.name} was captured as a fusing compiler runs it; for the memory of "
+                "eager PyTorch capture it with --keep eager"
+            )
+        if not eager and stored.file.kernels == "eager":
+            yield (
+                f"{stored.name} was captured as eager PyTorch runs it; for stack "
+                f"{self.stack.name} capture it with --keep fused"
+            )
 
     @property
     def alias(self) -> dict[str, str]:

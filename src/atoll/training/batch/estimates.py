@@ -181,10 +181,9 @@ def make_tables(
         make_passes = partial(_passes, run, layout, costs, timed)
         side_passes.append(priced.once(("passes", id(costs), *apart, *choices), make_passes))
     division_keys = np.stack([dp, zero, hsdp, copies, m > copies], axis=1)[divisions].tolist()
-    parameters = []
+    parameters, family = [], (first.tp, first.cp, first.ep, first.etp)
     for at, key in zip(divisions.tolist(), division_keys, strict=True):
         divided = partial(_divided, priced, layouts, at, bool(key[-1]))
-        family = first.tp, first.cp, first.ep, first.etp
         parameters.append(priced.once(("division", *family, *key), divided))
     return LayoutTables(
         rows=np.stack([pp, m, copies, zero, split, pipe, division, group, side, loss], 1),

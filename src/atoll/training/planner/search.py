@@ -151,10 +151,8 @@ class LayoutSpace:
         return np.concatenate([getattr(block, axis) for block in self.blocks])
 
     def layout(self, row: int, name: int) -> Layout:
-        owner = self._family_number(row)
-        rows = np.array([row - self.starts[owner]])
-        (layout,) = self.blocks[owner].layouts(rows, self.names[name])
-        return layout
+        layouts = self._family_rows(np.array([row])).layouts(np.zeros(1, np.intp), self.names[name])
+        return layouts[0]
 
     def _family_number(self, row: int) -> int:
         """Return the index of a row's family in `blocks`."""

@@ -171,10 +171,9 @@ def families(run: Run, axes: Axes) -> Iterator[LayoutFamily]:
     tps = axes.tp or range(1, min(run.network.node, run.devices) + 1)
     cps = axes.cp or range(1, MOST_CONTEXT + 1)
     eps = axes.ep or divisors(max(1, model.experts))
+    undivided = _keeps_sequences_whole(run)
     for tp, cp, ep in product((t for t in tps if _tensor_fits(run, t)), cps, eps):
-        if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
-            continue
-        if cp > 1 and _keeps_sequences_whole(run):
+        if run.devices % (tp * cp) or (cp > 1 and (undivided or run.sequence % (2 * cp))):
             continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
