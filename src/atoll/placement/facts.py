@@ -63,10 +63,8 @@ class ChainFacts:
 
     def frontiers(self, forward_s: Floats) -> list[tuple[Floats, Floats, Ints]]:
         """Return the `frontier` of each kind of block, given the seconds of forward operators."""
-        return [
-            frontier(kind.kept_bytes, kind.rerun @ forward_s[span])
-            for kind, span in zip(self.blocks, self.operators, strict=True)
-        ]
+        pairs = zip(self.blocks, self.operators, strict=True)
+        return [frontier(kind.kept_bytes, kind.rerun @ forward_s[span]) for kind, span in pairs]
 
 
 def chain_facts(model: Model, recompute: str) -> ChainFacts:

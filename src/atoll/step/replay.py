@@ -111,10 +111,8 @@ def replay(
     numbers, chunks = np.divmod(places, len(times[0]))
     of_pass = (column.reshape(-1)[shape.ordered] for column in (chunks, numbers, kinds))
     columns = (shape.indices[0], *of_pass, start_s, end_s)
-    events = [
-        PassEvent(s, c, m, KINDS[kind], start, end)
-        for s, c, m, kind, start, end in zip(*(column.tolist() for column in columns), strict=True)
-    ]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    events = [PassEvent(s, c, m, KINDS[k], start, end) for s, c, m, k, start, end in rows]
     freed = BACKWARD, WEIGHT if order in SPLIT else BACKWARD
     forward = (kinds == 0).astype(np.int64)
     waiting = ((forward - (kinds == kind)).cumsum(axis=1).max(axis=1) for kind in freed)

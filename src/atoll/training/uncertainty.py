@@ -366,11 +366,9 @@ def narrowed(time: Spread, predicted_s: float) -> tuple[NarrowedInterval, ...]:
 def _measured(time: Spread, names: Sequence[str], error: float) -> Spread:
     """Return the distribution once the named causes are measured to a relative error."""
     fits = error_fits().step_time.causes
-    left = {
-        name: sd * min(1.0, error / fits[name]) if name in names and name in fits else sd
-        for name, sd in time.causes.items()
-    }
-    return replace(time, causes=left)
+    left = {name: min(1.0, error / fits[name]) for name in names if name in fits}
+    causes = {name: sd * left.get(name, 1.0) for name, sd in time.causes.items()}
+    return replace(time, causes=causes)
 
 
 def _after_runs(time: Spread, runs: int) -> Spread:

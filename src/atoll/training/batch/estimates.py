@@ -304,10 +304,8 @@ def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """
     collectives = Stepper(run, layout).shared()
     times = [terms(run.network, item.kind, item.group, item.stride) for item in collectives]
-    columns = [
-        (collective.gathers, collective.dense, collective.expert, term.fixed_s, term.tree_s)
-        for collective, term in zip(collectives, times, strict=True)
-    ]
+    pairs = zip(collectives, times, strict=True)
+    columns = [(c.gathers, c.dense, c.expert, t.fixed_s, t.tree_s) for c, t in pairs]
     levels = len(run.network.levels)
     slopes = np.array([term.s_per_byte for term in times]).reshape(-1, levels)
     steps = np.array([term.steps for term in times]).reshape(-1, levels)

@@ -8,7 +8,7 @@ layouts, so they are stored as arrays. Each layout can use every recomputation p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd
@@ -101,7 +101,7 @@ class LayoutFamily:
 
     def layout(self, **axes: Any) -> Layout:
         """Return a layout of this family with the other axes as given."""
-        return Layout(**asdict(self), **axes)
+        return Layout(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp, **axes)
 
     def sharing_ranks(self, dp: int) -> int:
         """Return the ranks that share every parameter; 0 where experts do not divide the ranks."""
