@@ -23,15 +23,10 @@ TOOL_FIELDS = ("tool", "stack", "overlap", "flags", "cuda_graphs")
 
 def launched(file: str | Path, options: Mapping[str, Any]) -> Launch:
     """Read the file with the model, variables and vocabulary of the user's fields."""
-    settings = options.get("set") or ()
+    settings, model = options.get("set") or (), _model(options.get("model"))
     variables = _variables((settings,) if isinstance(settings, str) else settings)
-    return read_launch(
-        Path(file),
-        _model(options.get("model")),
-        variables,
-        options.get("vocab"),
-        options.get("script_args") or (),
-    )
+    vocab, script_args = options.get("vocab"), options.get("script_args") or ()
+    return read_launch(Path(file), model, variables, vocab, script_args)
 
 
 def completed(question: type[Question], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,14 +76,13 @@ def check_replicas(launch: Launch, fields: Mapping[str, Any]) -> None:
     """Check that torchtitan's replicas divide dp: context-parallel ranks do not count."""
     if launch.software != "torchtitan":
         return
-    replicas, devices, tp, cp, pp = (
-        fields.get(name, 1) for name in ("hsdp", "devices", "tp", "cp", "pp")
-    )
-    if replicas > 1 and devices % (tp * cp * pp) == 0 and devices // (tp * cp * pp) % replicas:
+    names = ("hsdp", "devices", "tp", "cp", "pp")
+    replicas, devices, tp, cp, pp = (fields.get(name, 1) for name in names)
+    ranks, left = divmod(devices, tp * cp * pp)
+    if replicas > 1 and not left and ranks % replicas:
         raise AtollError(
-            f"{launch.file}: has {replicas} replicas, which do not divide the "
-            f"{devices // (tp * cp * pp)} data-parallel ranks of {devices} devices; use other "
-            "--devices"
+            f"{launch.file}: has {replicas} replicas, which do not divide the {ranks} "
+            f"data-parallel ranks of {devices} devices; use other --devices"
         )
 
 

@@ -37,14 +37,11 @@ SLOW_FLAGS = ("no_grad_fusion", "local")
 """Flags of Megatron-Core that slow a run down."""
 SHOWN_CHANGES = 6
 """Changes in a summary, if there are at least three more."""
-_IMPORTANCE = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"parallel[-_](size|degree)|autotp|^(tp|pp|cp|ep|dp)$",
-        r"pipeline|virtual|stages|vpp|blocks",
-        r"micro[-_]?batch|shard|fsdp|zero|distributed[-_]optimizer|^stage$",
-        r"recompute|checkpointing",
-    )
+_IMPORTANCE = (
+    r"parallel[-_](size|degree)|autotp|^(tp|pp|cp|ep|dp)$",
+    r"pipeline|virtual|stages|vpp|blocks",
+    r"micro[-_]?batch|shard|fsdp|zero|distributed[-_]optimizer|^stage$",
+    r"recompute|checkpointing",
 )
 """Arguments that matter most in a layout, in this order."""
 _COMMENTS = re.compile(r"^#.*$", re.MULTILINE)
@@ -84,11 +81,8 @@ class Checked(AnsweredResult[CheckAnswer]):
         gpu, launch = self.estimate.run.gpu, self.launch
         if self.question.stack or not compiles_itself(gpu):
             return ()
-        name = self.estimate.run.stack.name
-        note = (
-            f"{gpu.name} does not run {launch.software}: the file's layout as a program of {name}"
-        )
-        return (note,)
+        program = f"the file's layout as a program of {self.estimate.run.stack.name}"
+        return (f"{gpu.name} does not run {launch.software}: {program}",)
 
     def summary(self) -> list[tuple[str, str]]:
         """Return the verdict in short: what the file costs, and a better layout.
@@ -136,24 +130,20 @@ class Checked(AnsweredResult[CheckAnswer]):
     @cached_property
     def answer(self) -> CheckAnswer:
         launch = self.launch
-        return CheckAnswer(
-            file=launch.file,
-            software=launch.software,
-            not_priced=launch.arguments.not_priced,
+        return build_from(
+            CheckAnswer,
+            self,
+            launch,
+            launch.arguments,
             question=self.question.to_dict(),
             estimate=self.estimate.answer,
             arguments=build_from(CheckedArguments, launch.arguments),
-            better=self.better,
             notes=(*launch.notes, *self._device_note, *([self.why_not] if self.why_not else [])),
-            measured=self.measured,
-            with_other_flags=self.with_other_flags,
         )
 
 
 def _saving(better: BetterLayout, measured_s: float | None) -> str:
-    """Return a better layout with what it saves: a share of the predicted step, which is taken of
-    the measured one too.
-    """
+    """Return a better layout with its saving, a share of the predicted step, in words."""
     words = f"{better.layout}, step {format_seconds(better.step_time_s)}"
     if better.saved_percent is None:
         return f"{words}, fits"
@@ -195,17 +185,18 @@ def check(question: CheckQuestion) -> Checked:
         append_run(question.append, Path(measured.file).name, current, measured_columns(measured))
     stop = Stop(question.time_limit)
     best, why_not = _best_layout(question, current, stop)
-    better = None
+    better = flagged = None
     if best and not why_not:
         better = _comparison(question, launch, current, best, step_s)
     freed = _best_with_free_flags(question, launch, layout_question, current, best, stop)
-    flagged = None
     if freed:
-        plain = replace(freed[0].best, run=current.run)
-        names = _changes(launch.software, plain, freed[0].best)
+        freed_plan, flags = freed
+        names = _changes(
+            launch.software, replace(freed_plan.best, run=current.run), freed_plan.best
+        )
         flagged = replace(
-            _comparison(question, launch, current, freed[0], step_s),
-            flags=freed[1],
+            _comparison(question, launch, current, freed_plan, step_s),
+            flags=flags,
             flag_arguments=tuple(name.removeprefix("add ") for name in names),
         )
     return Checked(launch, layout_question, current, best, better, why_not, measured, flagged)
@@ -213,10 +204,8 @@ def check(question: CheckQuestion) -> Checked:
 
 def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
     """Return the file's layout as a question; options of the command win over the file."""
-    names = (
-        *("device", "devices", "batch", "sequence", "network", "stack", "headroom", "power_cap"),
-        *(LengthQuestion.model_fields if question.tokens is not None else ()),
-    )
+    names = ["device", "devices", "batch", "sequence", "network", "stack", "headroom", "power_cap"]
+    names += LengthQuestion.model_fields if question.tokens is not None else ()
     fields = question_fields(launch, {name: getattr(question, name) for name in names})
     check_replicas(launch, fields)
     return EstimateQuestion.of(**fields).model_copy(update={"model": launch.model.name})
@@ -275,16 +264,11 @@ def _best_with_free_flags(
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]
     if freed.best.step.time_s >= min(times_s, default=inf) * (1 - question.least):
         return None
-    words = {"overlap": overlap, "flags": flags}
-    return freed, " ".join(f"--{n} {word.replace(' ', ',')}" for n, word in words.items())
+    return freed, f"--overlap {overlap.replace(' ', ',')} --flags {flags.replace(' ', ',')}"
 
 
 def _comparison(
-    question: CheckQuestion,
-    launch: Launch,
-    current: Estimate,
-    best: Plan,
-    step_s: float,
+    question: CheckQuestion, launch: Launch, current: Estimate, best: Plan, step_s: float
 ) -> BetterLayout:
     """Return a better layout; its share of the predicted step is saved of a step of `step_s`."""
     run = current.run
@@ -339,5 +323,5 @@ def _changes(target: str, current: Estimate, better: Estimate) -> tuple[str, ...
 
 def _importance(name: str) -> int:
     """Return the place of an argument among the changes."""
-    ranks = (i for i, pattern in enumerate(_IMPORTANCE) if pattern.search(name))
+    ranks = (i for i, pattern in enumerate(_IMPORTANCE) if re.search(pattern, name))
     return next(ranks, len(_IMPORTANCE))

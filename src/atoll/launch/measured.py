@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from atoll.base.units import format_bytes, format_seconds
 from atoll.calibration.site_fit import fit_single_run
 from atoll.tools.files.logs import Log, read_run_log, steady_times
 from atoll.training.estimate import Estimate
-from atoll.training.memory import Memory
 from atoll.validation.kineto import read_trace
 
 
@@ -64,16 +63,13 @@ def _other_job(estimate: Estimate, log: Log) -> str:
     other = {n: value for n, value in log.job.items() if value != values[n]}
     if not other:
         return ""
-    theirs, ours = (
-        ", ".join(f"{name} {job[name]:,}" for name in other) for job in (log.job, values)
-    )
+    jobs = log.job, values
+    theirs, ours = (", ".join(f"{name} {job[name]:,}" for name in other) for job in jobs)
     way = "give the log of this file"
     if other.keys() <= asked.keys():
         way = f"add {' '.join(f'--{name} {value}' for name, value in other.items())}"
-    return (
-        f"{log.file}: its run has {theirs}, the estimate {ours}: two different jobs are compared; "
-        f"{way}"
-    )
+    different = f"its run has {theirs}, the estimate {ours}: two different jobs are compared"
+    return f"{log.file}: {different}; {way}"
 
 
 def doubts(estimate: Estimate, measured: MeasuredRun) -> Iterator[str]:
@@ -113,10 +109,10 @@ def measured_columns(measured: MeasuredRun) -> dict[str, Any]:
 def _predicted_bytes(estimate: Estimate, log: Log, rank: int | None) -> float:
     """Return the predicted bytes a log's peak counts, on the stage of the rank that wrote it."""
     stages, devices = estimate.memory, estimate.run.devices
+    if rank is not None and rank >= devices:
+        raise AtollError(f"{log.file}: rank {rank} wrote it, of a run on {devices} devices")
     if rank is not None:
-        if rank >= devices:
-            raise AtollError(f"{log.file}: rank {rank} wrote it, of a run on {devices} devices")
-        memory: Memory = stages[rank * len(stages) // devices]  # pipelines are outermost
+        memory = stages[rank * len(stages) // devices]  # pipelines are outermost
     else:
         memory = stages[-1 if log.stage == "last" else 0]
     return memory.reserved if log.counts == "reserved" else memory.allocated
@@ -130,19 +126,18 @@ def _parts(estimate: Estimate, profile: Sequence[ProfiledStep]) -> tuple[Measure
     predicted = dict(estimate.kernel_classes_s) if estimate.layout.pp == 1 else {}
     breakdown = estimate.step.breakdown()
     compute = {"compute", "recompute", "optimizer", "host", "gradient_accumulation"}
-    idle = {"pipeline_bubble"}
+    others = breakdown.keys() - compute - {"pipeline_bubble"}
     predicted |= {
         "optimizer": breakdown["optimizer"],
-        "exposed communication": sum(
-            time_s for part, time_s in breakdown.items() if part not in compute | idle
-        ),
+        "exposed communication": sum(s for part, s in breakdown.items() if part in others),
         "waiting for the host": breakdown["host"],
     }
-    measured = {kind: _mean([s.kinds.get(kind, 0.0) for s in profile]) for kind in _kinds(profile)}
+    kinds = sorted({kind for step in profile for kind in step.kinds} - {"communication"})
+    measured = {kind: _mean(step.kinds.get(kind, 0.0) for step in profile) for kind in kinds}
     measured |= {
-        "exposed communication": _mean([s.exposed_s for s in profile]),
-        "waiting for the host": _mean([s.host_gap_s for s in profile]),
-        "other gaps": _mean([s.other_gap_s for s in profile]),
+        "exposed communication": _mean(step.exposed_s for step in profile),
+        "waiting for the host": _mean(step.host_gap_s for step in profile),
+        "other gaps": _mean(step.other_gap_s for step in profile),
     }
     return tuple(
         MeasuredPart(part=part, measured_s=time_s, predicted_s=predicted.get(part))
@@ -150,9 +145,5 @@ def _parts(estimate: Estimate, profile: Sequence[ProfiledStep]) -> tuple[Measure
     )
 
 
-def _kinds(profile: Sequence[ProfiledStep]) -> list[str]:
-    return sorted({kind for step in profile for kind in step.kinds} - {"communication"})
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values))
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))

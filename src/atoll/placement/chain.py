@@ -7,10 +7,9 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.design import PlacementAnswer
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.fabric.network import Network
 from atoll.placement.facts import ChainFacts
 from atoll.step.layout import Layout
@@ -74,8 +73,8 @@ class StepFloors(NamedTuple):
     gradient collectives. Block counts are multiplied by the shortest block.
     """
 
-    stages: NDArray[np.int64]
-    copies: NDArray[np.int64]
+    stages: Ints
+    copies: Ints
     """Copies of the model per pipeline; each stage has a part of every copy."""
     loads: Floats
     transfer_s: Floats
@@ -106,7 +105,7 @@ class StepFloors(NamedTuple):
     second_data_blocks: Floats
     second_weight_blocks: Floats
 
-    def of(self, rows: NDArray[np.bool_]) -> StepFloors:
+    def of(self, rows: Bools) -> StepFloors:
         """Return the terms of the layouts selected by a mask."""
         return StepFloors._make(column[rows] for column in self)
 
@@ -136,8 +135,7 @@ class PlacementProblem:
         return self.layouts.fastest(self, times, cutoff_s, even_stages)
 
     def most_replicas(self, stages: int) -> int:
-        """Return the largest number of replicas of `stages` stages: min(devices // (tp * stages),
-        microbatches)."""
+        """Return the largest number of replicas of `stages` stages."""
         return min(self.devices // (self.tp * stages), self.microbatches)
 
 
@@ -159,7 +157,7 @@ class Division:
     """Index of the recomputation choice of each stage."""
 
 
-def even_starts(block: NDArray[np.int64], pipeline: int) -> tuple[int, ...] | None:
+def even_starts(block: Ints, pipeline: int) -> tuple[int, ...] | None:
     """Return the first layer of each stage with the blocks divided evenly; None if there are fewer
     blocks than stages. Layers between blocks belong to the stage of the block before them.
     """

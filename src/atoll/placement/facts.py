@@ -7,9 +7,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Floats, Ints
 from atoll.base.errors import AtollError
 from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
 from atoll.workload.graph.layer import Layer, Model, block_names
@@ -39,15 +38,15 @@ class ChainFacts:
     model: Model
     layers: tuple[tuple[Layer, int], ...]
     """Distinct layers, each with its number of repeats in the chain."""
-    kind: NDArray[np.int64]  # index into layers
+    kind: Ints  # index into layers
     saved_bytes: Floats
     parameters: Floats
-    block: NDArray[np.int64]  # index into blocks; -1 for other layers
+    block: Ints  # index into blocks; -1 for other layers
     boundary_bytes: Floats  # shape (layers + 1,): activation that enters each layer
     blocks: tuple[BlockKind, ...]
 
     @property
-    def repeats(self) -> NDArray[np.int64]:
+    def repeats(self) -> Ints:
         """Return the number of repeats of each distinct layer, shape (distinct layers,)."""
         return np.array([repeat for _, repeat in self.layers], np.int64)
 
@@ -62,13 +61,10 @@ class ChainFacts:
         """Return the number of forward operators of all kinds of blocks."""
         return sum(kind.rerun.shape[1] for kind in self.blocks)
 
-    def frontiers(self, forward_s: Floats) -> list[tuple[Floats, Floats, NDArray[np.int64]]]:
-        """Return the `frontier` of each kind of block; `forward_s` has the seconds of the forward
-        operators of all kinds."""
-        return [
-            frontier(kind.kept_bytes, kind.rerun @ forward_s[span])
-            for kind, span in zip(self.blocks, self.operators, strict=True)
-        ]
+    def frontiers(self, forward_s: Floats) -> list[tuple[Floats, Floats, Ints]]:
+        """Return the `frontier` of each kind of block, given the seconds of forward operators."""
+        pairs = zip(self.blocks, self.operators, strict=True)
+        return [frontier(kind.kept_bytes, kind.rerun @ forward_s[span]) for kind, span in pairs]
 
 
 def chain_facts(model: Model, recompute: str) -> ChainFacts:

@@ -18,7 +18,7 @@ from itertools import chain, compress, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.workload.graph.layer import Layer
 
 _MOST_TENSORS = 16  # 65,536 subsets; beyond that the smallest tensors are always kept
@@ -64,9 +64,9 @@ class _Subsets:
     """Sets of saved tensors to keep, with their bytes and recomputed operators."""
 
     fixed: list[str]
-    kept: dict[str, NDArray[np.bool_]]
-    rerun: NDArray[np.bool_]
-    bytes: NDArray[np.int64]
+    kept: dict[str, Bools]
+    rerun: Bools
+    bytes: Ints
 
     def choices(self, rows: Sequence[int]) -> tuple[KeepChoice, ...]:
         # Blocks with experts have thousands of rows: convert whole columns to lists at once.
@@ -101,7 +101,7 @@ def _subsets(layer: Layer) -> _Subsets:
     if layer.input not in fixed:
         # The backward pass does not read the input, but recomputed operators may.
         first = [i for i, (reads, _) in enumerate(edges) if layer.input in reads]
-        uses_input: NDArray[np.bool_] = np.asarray(rerun[:, first].any(axis=1))
+        uses_input: Bools = np.asarray(rerun[:, first].any(axis=1))
         bytes_ += size[layer.input] * uses_input
         kept[layer.input] = uses_input
     return _Subsets(fixed, kept, rerun, bytes_)
@@ -125,7 +125,7 @@ Edges = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 @lru_cache(maxsize=64)
 def _distinct(
     edges: Edges, groups: tuple[tuple[str, ...], ...], fixed: frozenset[str]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+) -> tuple[Bools, Bools]:
     """Return masks of kept tensors, shape (sets, tensors), and recomputed operators, shape (sets,
     operators). Of all subsets with the same operators, only the one that keeps the fewest tensors
     is returned: it drops every tensor that these operators write.
@@ -142,9 +142,7 @@ def _distinct(
     return np.ascontiguousarray(kept_sets[rows]), np.ascontiguousarray(rerun[rows])
 
 
-def _rerun(
-    edges: Edges, kept: dict[str, NDArray[np.bool_]], fixed: frozenset[str]
-) -> NDArray[np.bool_]:
+def _rerun(edges: Edges, kept: dict[str, Bools], fixed: frozenset[str]) -> Bools:
     """Return which operators recompute the dropped tensors, shape (subsets, operators).
 
     From the last operator to the first: an operator runs again if it writes a dropped tensor, or an
@@ -162,14 +160,14 @@ def _rerun(
     return rerun
 
 
-def _masks(rerun: NDArray[np.bool_]) -> NDArray[np.uint64]:
+def _masks(rerun: Bools) -> NDArray[np.uint64]:
     """Return the operators of each row as bits of 64-bit words, shape (rows, words)."""
     padded = np.zeros((len(rerun), 64 * -(-rerun.shape[1] // 64)), np.bool_)
     padded[:, : rerun.shape[1]] = rerun
     return np.packbits(padded, axis=1).view(np.uint64)
 
 
-def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[int]:
+def _undominated(bytes_: Ints, rerun: Bools) -> list[int]:
     """Return the rows that no other row dominates in bytes and operators, by ascending bytes."""
     # Among equal bytes, fewer operators come first, so a later row never dominates a selected one.
     order = np.lexsort((rerun.sum(axis=1), bytes_))
@@ -202,7 +200,7 @@ def rerun_table(choices: Sequence[KeepChoice], operators: int) -> Floats:
     return table
 
 
-def frontier(kept_bytes: Floats, extra_s: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
+def frontier(kept_bytes: Floats, extra_s: Floats) -> tuple[Floats, Floats, Ints]:
     """Return the kept bytes (ascending), extra seconds (descending) and indices of the convex lower
     hull of choices, which must be given by ascending bytes.
     """

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.base.arrays import Bools, Floats, Ints
 from atoll.schedule.bound_kernels import Instance
@@ -58,11 +57,10 @@ def solve_subsets(
 
 @dataclass(frozen=True)
 class AllotmentBound:
-    """The allotment bound, the option fractions that attain it, and weights that prove it."""
+    """The allotment bound with the weights that prove it."""
 
     lower_bound_s: float
     binding: str  # "critical path", "<resource> work", "<resource> work in a window"
-    fraction: Floats  # (operators, options)
     weight_s: Floats  # (operators,): no feasible set of operators earns more than 1 per second
 
 
@@ -95,10 +93,11 @@ def allotment_bound(
     resources = p.capacity.shape[0]
     scale = float(p.fastest.max())
     index = np.full((n, width), -1, dtype=np.int64)
+    fractions = 0
     for j in range(n):
         for o in p.options[j, : p.useful[j]]:
-            index[j, o] = index.max() + 1
-    fractions = int(index.max()) + 1
+            index[j, o] = fractions
+            fractions += 1
     start = fractions + np.arange(n)
     span = fractions + n
 
@@ -106,7 +105,7 @@ def allotment_bound(
         chosen = p.options[j, : p.useful[j]]
         return [(int(index[j, o]), float(p.duration[j, o]) / scale) for o in chosen]
 
-    def work(members: NDArray[np.int64], r: int) -> list[tuple[int, float]]:
+    def work(members: Ints, r: int) -> list[tuple[int, float]]:
         return [
             (int(index[j, o]), float(p.duration[j, o] * p.load[j, o, r]) / scale)
             for j in members
@@ -141,14 +140,8 @@ def allotment_bound(
     # scipy's type stubs do not allow sparse matrices for linprog.
     upper: Any = matrix.tocsr()
     exactly: Any = equal.tocsr()
-    result = linprog(
-        cost,
-        A_ub=upper,
-        b_ub=np.zeros(len(rows.name)),
-        A_eq=exactly,
-        b_eq=np.ones(n),
-        method="highs",
-    )
+    zeros, ones = np.zeros(len(rows.name)), np.ones(n)
+    result = linprog(cost, A_ub=upper, b_ub=zeros, A_eq=exactly, b_eq=ones, method="highs")
     if result.status != 0:
         raise ArithmeticError(f"the allotment programme was not solved: {result.message}")
     dual = np.maximum(0.0, -np.asarray(result.ineqlin.marginals))
@@ -162,14 +155,8 @@ def allotment_bound(
     share: dict[str, float] = {}
     for name, amount in zip(rows.name, dual, strict=True):
         share[name] = share.get(name, 0.0) + float(amount)
-    fraction = np.zeros((n, width))
-    fraction[index >= 0] = np.asarray(result.x)[index[index >= 0]]
-    return AllotmentBound(
-        lower_bound_s=value,
-        binding=max(share, key=lambda name: share[name]),
-        fraction=fraction,
-        weight_s=_weights(p, rows, dual, names),
-    )
+    binding = max(share, key=lambda name: share[name])
+    return AllotmentBound(value, binding, _weights(p, rows, dual, names))
 
 
 def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> Floats:
@@ -181,7 +168,9 @@ def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> 
     plus its priced loads per second; its weight is the minimum over its options.
     """
     n = p.duration.shape[0]
-    price = np.zeros(p.capacity.shape[0])
+    pairs = list(zip(rows.name, dual, strict=True))
+    priced = names[: p.capacity.shape[0]]
+    price = np.array([sum(v for row, v in pairs if row == f"{name} work") for name in priced])
     inflow, outflow = np.zeros(n), np.zeros(n)
     at = 0
     for j in range(n):
@@ -191,10 +180,6 @@ def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> 
             at += 1
         outflow[j] += dual[at]
         at += 1
-    for r in range(price.size):
-        price[r] = sum(
-            value for name, value in zip(rows.name, dual, strict=True) if name == f"{names[r]} work"
-        )
     through = np.maximum(inflow, outflow)  # they differ by flow that starts here and rounding
     flow_s = float((through - inflow).sum())
     total = max(1.0, flow_s + float(price.sum()))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.cost.table import PassSet, build_costs, capacities, flatten, pass_problem
@@ -71,7 +71,7 @@ class ChipPricer:
 
     def beyond(
         self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         """Return zeros: no further bound is known without schedules."""
         return np.zeros(len(samples))
 

@@ -14,15 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Arrays = tuple[
-    NDArray[np.float64],
-    NDArray[np.float64],
-    NDArray[np.float64],
-    NDArray[np.int64],
-    NDArray[np.int64],
-]
+from atoll.base.arrays import Floats, Ints
+
+Arrays = tuple[Floats, Floats, Floats, Ints, Ints]
 
 RESOURCES = ("tensor", "vector", "hbm", "glb", "slot", "link")
 """Names of the resources, in the order of the last axis of `demand`."""
@@ -30,9 +25,9 @@ RESOURCES = ("tensor", "vector", "hbm", "glb", "slot", "link")
 
 @dataclass(frozen=True)
 class ScheduleProblem:
-    duration_s: NDArray[np.float64]  # (operators, options); inf where the option does not exist
-    demand: NDArray[np.float64]  # (operators, options, resources)
-    capacity: NDArray[np.float64]  # (resources,)
+    duration_s: Floats  # (operators, options); inf where the option does not exist
+    demand: Floats  # (operators, options, resources)
+    capacity: Floats  # (resources,)
     predecessors: tuple[tuple[int, ...], ...]
 
     @property
@@ -45,13 +40,9 @@ class ScheduleProblem:
         ptr = np.zeros(self.operators + 1, dtype=np.int64)
         ptr[1:] = np.cumsum([len(before) for before in self.predecessors])
         idx = np.array([i for before in self.predecessors for i in before], dtype=np.int64)
-        return (
-            np.ascontiguousarray(self.duration_s, dtype=np.float64),
-            np.ascontiguousarray(self.demand, dtype=np.float64),
-            np.ascontiguousarray(self.capacity, dtype=np.float64),
-            ptr,
-            idx,
-        )
+        floats = self.duration_s, self.demand, self.capacity
+        duration, demand, capacity = (np.ascontiguousarray(x, dtype=np.float64) for x in floats)
+        return duration, demand, capacity, ptr, idx
 
 
 @dataclass(frozen=True)
@@ -86,6 +77,5 @@ class Goal:
         return schedule.gap <= self.tolerance or schedule.lower_bound_s >= self.enough_s
 
     def to_beat_s(self, schedule: Schedule) -> float:
-        """Return the makespan that a better schedule must be below; a lower bound that reaches it
-        meets the goal."""
+        """Return the makespan to stay below; a lower bound that reaches it meets the goal."""
         return min(schedule.makespan_s * (1.0 - 0.999 * self.tolerance), self.enough_s)

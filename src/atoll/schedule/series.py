@@ -8,10 +8,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+
+from atoll.base.arrays import Bools, Ints
 
 
-def ancestors(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> list[int]:
+def ancestors(pred_ptr: Ints, pred_idx: Ints) -> list[int]:
     """Return the ancestors of each operator as bits of an integer."""
     idx = pred_idx.tolist()
     masks: list[int] = []
@@ -23,18 +24,18 @@ def ancestors(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> list[
     return masks
 
 
-def ordered(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray[np.bool_]:
+def ordered(pred_ptr: Ints, pred_idx: Ints) -> Bools:
     """Return which pairs are ordered by precedence, shape (operators, operators)."""
     before = ancestors(pred_ptr, pred_idx)
     n = len(before)
     size = -(-n // 8)
     rows = np.frombuffer(b"".join(bits.to_bytes(size, "little") for bits in before), np.uint8)
     earlier = np.unpackbits(rows.reshape(n, size), axis=1, count=n, bitorder="little") == 1
-    both_directions: NDArray[np.bool_] = earlier | earlier.T
+    both_directions: Bools = earlier | earlier.T
     return both_directions
 
 
-def part_begins(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray[np.bool_]:
+def part_begins(pred_ptr: Ints, pred_idx: Ints) -> Bools:
     """Return which operators begin a series part, shape (operators,): all earlier operators precede
     this one and all later ones, so makespans add up.
 
@@ -51,11 +52,9 @@ def part_begins(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDA
     return begins
 
 
-def series_begins(
-    ptr: NDArray[np.int64], pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def series_begins(ptr: Ints, pred_ptr: Ints, pred_idx: Ints) -> Bools:
     """Return `part_begins` of several passes, concatenated."""
-    begins_by_graph: dict[bytes, NDArray[np.bool_]] = {}
+    begins_by_graph: dict[bytes, Bools] = {}
     begins = [np.zeros(0, np.bool_)]
     for first, end in pairwise(ptr.tolist()):
         pointers = pred_ptr[first : end + 1] - pred_ptr[first]

@@ -90,14 +90,8 @@ def quick(problem: ScheduleProblem) -> Schedule:
         WINDOW: f"{name} work in a window",
         TRADE: f"critical path and {name} work",
     }[kind]
-    return Schedule(
-        start_s=tuple(fast.start_s.tolist()),
-        option=tuple(fast.option.tolist()),
-        makespan_s=upper,
-        lower_bound_s=min(lower, upper),
-        method="list",
-        bound=bound,
-    )
+    start_s, option = tuple(fast.start_s.tolist()), tuple(fast.option.tolist())
+    return Schedule(start_s, option, upper, min(lower, upper), "list", bound)
 
 
 def empty_quick(problems: int, operators: int) -> Quick:
@@ -108,8 +102,7 @@ def empty_quick(problems: int, operators: int) -> Quick:
 
 
 def quick_of(arrays: Arrays) -> Quick:
-    """Return the fast bounds and schedule of a problem given by `ScheduleProblem.arrays`, by the
-    kernel for many problems."""
+    """Return the fast bounds and schedule of a problem's `ScheduleProblem.arrays`."""
     duration, demand, capacity, pred_ptr, pred_idx = arrays
     begins = part_begins(pred_ptr, pred_idx)
     first, ptr = np.zeros(1, np.int64), np.array([0, len(duration)], np.int64)
@@ -120,11 +113,7 @@ def quick_of(arrays: Arrays) -> Quick:
 
 
 def _solve_part(
-    problem: ScheduleProblem,
-    schedule: Schedule,
-    effort: Effort,
-    goal: Goal,
-    stop: StopCheck,
+    problem: ScheduleProblem, schedule: Schedule, effort: Effort, goal: Goal, stop: StopCheck
 ) -> Schedule:
     """Reduce the gap of a part that cannot be cut in series."""
     mirror = _reversed(problem)
@@ -154,8 +143,7 @@ def _solve_part(
 def _weigh(
     problem: ScheduleProblem, p: Instance, before: Bools, schedule: Schedule, goal: Goal
 ) -> tuple[Schedule, Floats]:
-    """Improve the lower bound by linear programs. Return the schedule and the weights that prove
-    the best bound, shape (operators,)."""
+    """Improve the lower bound by linear programs; return also the weights that prove it."""
     start, option = np.array(schedule.start_s), np.array(schedule.option, dtype=np.int64)
     # Options too slow for a schedule shorter than `cut_s` are removed from p, so the bounds hold
     # for schedules shorter than `cut_s`.
@@ -193,9 +181,8 @@ def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
     option = np.array(schedule.option)
     end = np.array(schedule.start_s) + problem.duration_s[np.arange(option.size), option]
     start = np.maximum(0.0, schedule.makespan_s - end)
-    return replace(
-        schedule, start_s=tuple(start[::-1].tolist()), option=tuple(option[::-1].tolist())
-    )
+    starts, options = tuple(start[::-1].tolist()), tuple(option[::-1].tolist())
+    return replace(schedule, start_s=starts, option=options)
 
 
 def _branch(
@@ -210,13 +197,9 @@ def _branch(
         stop if width >= LONG_WIDTH else never,
     )
     if upper < schedule.makespan_s:
-        schedule = replace(
-            schedule,
-            start_s=tuple(start.tolist()),
-            option=tuple(option.tolist()),
-            makespan_s=float(upper),
-            method="branch and bound",
-        )
+        starts, options = tuple(start.tolist()), tuple(option.tolist())
+        bound, method = schedule.lower_bound_s, "branch and bound"
+        schedule = Schedule(starts, options, float(upper), bound, method, schedule.bound)
     return _improved(schedule, float(lower), "branch and bound")
 
 
@@ -267,12 +250,10 @@ def _validate(problem: ScheduleProblem) -> None:
             f"{(n, options, problem.capacity.size)}"
         )
     if len(problem.predecessors) != n:
-        raise ValueError(
-            f"there are predecessors of {len(problem.predecessors)} operators, not {n}"
-        )
+        count = len(problem.predecessors)
+        raise ValueError(f"there are predecessors of {count} operators, not {n}")
     for j, before in enumerate(problem.predecessors):
         if any(not 0 <= i < j for i in before):
             raise ValueError(f"the predecessors {before} of operator {j} are not all before it")
-    if not (problem.duration_s > 0.0).all():
-        j = int(np.flatnonzero(~(problem.duration_s > 0.0).all(axis=1))[0])
+    for j in np.flatnonzero(~(problem.duration_s > 0.0).all(axis=1)).tolist():
         raise ValueError(f"operator {j} has an option whose duration is not above 0 s")

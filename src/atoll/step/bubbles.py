@@ -20,11 +20,12 @@ Stages within 20 % of each other: at most 9 % below the replay and 18 % above it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.step.orders import (
     FUSED,
     SPLIT,
@@ -35,14 +36,12 @@ from atoll.step.orders import (
 )
 from atoll.step.replay import PassTime
 
-N = TypeVar("N", float, NDArray[np.float64])
+N = TypeVar("N", float, Floats)
 Peaks = tuple[tuple[float, float], ...]
 
 
 def step_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
-    """Return the seconds of all microbatches; `stages` are the passes of one microbatch through all
-    chunks of each stage.
-    """
+    """Return the seconds of all microbatches; `stages`: one microbatch through all chunks."""
     slowest_s = max(stage.total_s for stage in stages)
     return microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
 
@@ -67,6 +66,7 @@ def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int
     return max(0.0, *(f * forward_s + b * backward_s + w * weight_s for f, b, w in terms))
 
 
+@lru_cache(maxsize=4096)
 def bubble_terms(
     order: str, stages: int, microbatches: int, vpp: int
 ) -> tuple[tuple[float, float, float], ...]:
@@ -115,10 +115,8 @@ def microbatches_before_weight_pass(
     order: str, stages: int, stage: int, microbatches: int
 ) -> float:
     """Return further microbatches whose weight pass is still to come at a stage's peak."""
-    late = WEIGHT_DELAY.get(order, 0) * stage
-    return min(
-        float(late), microbatches - microbatches_in_flight(order, stages, stage, microbatches)
-    )
+    in_flight = microbatches_in_flight(order, stages, stage, microbatches)
+    return min(float(WEIGHT_DELAY.get(order, 0) * stage), microbatches - in_flight)
 
 
 def peaks(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> Peaks:
@@ -164,11 +162,9 @@ def _latest_both(p: int, stage: int, m: int) -> tuple[int, int]:
     ends = near + 1 - missing, near + 1 + to_middle - missing
     late = [i < end for i in range(near + 1) for end in ends][near + 1 :]
     left = max(0, to_middle - missing)
-    counts = left, sum(late)
-    for ran, is_delayed in enumerate(late[:left], start=1):
-        if not is_delayed:  # nothing ran before it
-            counts = left - ran, counts[1] + 1
-    return counts
+    # Nothing ran before a backward pass that is not delayed.
+    at_once = [ran for ran, is_delayed in enumerate(late[:left], start=1) if not is_delayed]
+    return left - max(at_once, default=0), sum(late) + len(at_once)
 
 
 def in_flight_per_chunk(

@@ -61,10 +61,8 @@ class Certificate:
     def sentence(self) -> str:
         if self.doubt:
             share = percent_at_most(most_better(self.gap))
-            return (
-                f"not proven, because {self.doubt}; apart from these, none of {self.over} is more "
-                f"than {share} better"
-            )
+            better = f"none of {self.over} is more than {share} better"
+            return f"not proven, because {self.doubt}; apart from these, {better}"
         sentence = proof_sentence(self.gap, self.tolerance, self.over)
         if not (self.proven and math.isfinite(self.peak_bound)):
             return sentence
@@ -91,12 +89,8 @@ def proof_sentence(gap: float, tolerance: float, over: str) -> str:
     """Say what was proven over `over` ("29,360 architectures")."""
     more = percent_at_most(most_better(gap))
     if is_optimal(gap, tolerance):
-        if not tolerance:
-            return f"proven optimal over {over}: none is better"
-        return (
-            f"proven optimal over {over}: none is more than {more} better "
-            f"(tolerance {tolerance:.2%})"
-        )
+        better = f"more than {more} better (tolerance {tolerance:.2%})" if tolerance else "better"
+        return f"proven optimal over {over}: none is {better}"
     return f"not proven optimal: the best of {over} may be up to {more} better (gap {gap:.2%})"
 
 

@@ -117,20 +117,22 @@ class Layout:
         return global_batch // (self.dp * self.microbatch)
 
     def __str__(self) -> str:
-        parts = [f"tp{self.tp}", f"pp{self.pp}", f"dp{self.dp}"]
-        parts += [f"cp{self.cp}"] if self.cp > 1 else []
-        parts += [f"ep{self.ep}"] if self.ep > 1 else []
-        parts += [f"etp{self.etp}"] if self.etp != self.tp else []
-        parts += [f"vpp{self.vpp}"] if self.vpp > 1 else []
-        parts += [f"mbs{self.microbatch}", f"zero{self.zero}"]
-        parts += [f"hsdp{self.hsdp}"] if self.hsdp > 1 else []
-        parts += ["sp"] if self.sp and self.tp > 1 else []
-        parts += [f"recompute-{self.recompute}"]
-        parts += [self.schedule] if self.schedule not in ("1f1b", "interleaved") else []
         runs = ((size, len(tuple(alike))) for size, alike in groupby(self.blocks))
-        words = (str(size) if n == 1 else f"{size}x{n}" for size, n in runs)
-        parts += [f"blocks-{'+'.join(words)}"] if self.blocks else []
-        return " ".join(parts)
+        blocks = "+".join(str(size) if n == 1 else f"{size}x{n}" for size, n in runs)
+        parts = {
+            f"tp{self.tp} pp{self.pp} dp{self.dp}": True,
+            f"cp{self.cp}": self.cp > 1,
+            f"ep{self.ep}": self.ep > 1,
+            f"etp{self.etp}": self.etp != self.tp,
+            f"vpp{self.vpp}": self.vpp > 1,
+            f"mbs{self.microbatch} zero{self.zero}": True,
+            f"hsdp{self.hsdp}": self.hsdp > 1,
+            "sp": self.sp and self.tp > 1,
+            f"recompute-{self.recompute}": True,
+            self.schedule: self.schedule not in ("1f1b", "interleaved"),
+            f"blocks-{blocks}": bool(blocks),
+        }
+        return " ".join(part for part, is_shown in parts.items() if is_shown)
 
 
 def check_layout(
@@ -140,7 +142,8 @@ def check_layout(
     axes = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "hsdp")
     check_positive(**{name: getattr(layout, name) for name in axes})
     check_recompute(layout.recompute)
-    _named("schedule", layout.schedule, ORDERS)
+    if layout.schedule not in ORDERS:
+        raise AtollError(f"schedule is {layout.schedule!r}, but must be one of {', '.join(ORDERS)}")
     if layout.zero not in ZERO_STAGES:
         raise AtollError(f"zero is {layout.zero!r}, but must be 0, 1, 2 or 3")
     if layout.devices != devices:
@@ -148,17 +151,14 @@ def check_layout(
             f"tp {layout.tp} x pp {layout.pp} x cp {layout.cp} x dp {layout.dp} make "
             f"{layout.devices} devices, but {devices} are given"
         )
-    if model.heads % layout.tp:
-        raise AtollError(
-            f"tp is {layout.tp}, but does not divide the {model.heads} attention heads of "
-            f"{model.name}; choose one of {_divisors(model.heads)}"
-        )
-    for axis, width in (*(("tp", w) for w in model.dense_widths), ("etp", model.expert_width)):
+    widths = [("tp", model.heads), *(("tp", width) for width in model.dense_widths)]
+    for number, (axis, width) in enumerate([*widths, ("etp", model.expert_width)]):
         if width % getattr(layout, axis):
             name = "tp" if layout.etp == layout.tp else axis
+            words = model.width_words(width) if number else "attention heads"
             raise AtollError(
-                f"{name} is {getattr(layout, axis)}, but does not divide the {width} "
-                f"{model.width_words(width)} of {model.name}; choose one of {_divisors(width)}"
+                f"{name} is {getattr(layout, axis)}, but does not divide the {width} {words} of "
+                f"{model.name}; choose one of {_divisors(width)}"
             )
     if model.kv_heads % layout.tp and layout.tp % model.kv_heads:
         raise AtollError(
@@ -187,15 +187,12 @@ def check_layout(
     _check_order(layout, layout.microbatches(global_batch))
     if layout.hsdp > 1:
         _check_replicas(layout)
-    if layout.cp > 1 and model.encoder_layers:
+    if layout.cp > 1 and (model.encoder_layers or model.recurrent):
+        parts = "blocks that carry a state along the sequence"
+        parts = "an encoder and its decoder" if model.encoder_layers else parts
         raise AtollError(
-            f"cp is {layout.cp}, but context parallelism of an encoder and its decoder "
-            f"({model.name}) is not modelled; use cp 1"
-        )
-    if layout.cp > 1 and model.recurrent:
-        raise AtollError(
-            f"cp is {layout.cp}, but context parallelism of blocks that carry a state along the "
-            f"sequence ({model.name}) is not modelled; use cp 1"
+            f"cp is {layout.cp}, but context parallelism of {parts} ({model.name}) is not "
+            "modelled; use cp 1"
         )
     if layout.cp > 1 and sequence % (2 * layout.cp):
         raise AtollError(
@@ -298,14 +295,9 @@ def _check_replicas(layout: Layout) -> None:
             )
 
 
-def _named(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise AtollError(f"{field} is {value!r}, but must be one of {', '.join(allowed)}")
-
-
 def _divisors(n: int) -> str:
-    small_divisors = [d for d in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64) if n % d == 0]
-    return ", ".join(str(d) for d in small_divisors)
+    usual = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64)
+    return ", ".join(str(d) for d in usual if n % d == 0)
 
 
 @lru_cache(maxsize=4096)

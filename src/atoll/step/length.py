@@ -120,11 +120,9 @@ def _thousands(dollars: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    for unit, size in (("days", 2 * DAY_S), ("h", 2 * HOUR_S), ("min", 120.0), ("s", 0.0)):
-        if seconds >= size:
-            unit_s = {"days": DAY_S, "h": HOUR_S, "min": 60.0, "s": 1.0}[unit]
-            return f"{seconds / unit_s:,.3g} {unit}"
-    raise AssertionError
+    units = {"days": DAY_S, "h": HOUR_S, "min": 60.0}
+    unit, unit_s = next((x for x in units.items() if seconds >= 2 * x[1]), ("s", 1.0))
+    return f"{seconds / unit_s:,.3g} {unit}"
 
 
 def best_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
@@ -163,13 +161,13 @@ def run_totals(
     """
     steps = max(1, ceil(length.tokens / step_tokens))
     mtbf_s = length.mtbf_s / devices
-    write_s = length.checkpoint_s
-    if write_s is None:
-        write_s = state_bytes / (CHECKPOINT_Bps * devices)
+    write_s = state_bytes / (CHECKPOINT_Bps * devices)
+    if length.checkpoint_s is not None:
+        write_s = length.checkpoint_s
+    best_s = best_interval_s(write_s, mtbf_s)
 
     def slowdown_at(seconds: float) -> tuple[float, int]:
         """Return the slowdown of steps of this length, and the steps between two checkpoints."""
-        best_s = best_interval_s(write_s, mtbf_s)
         interval = min(steps, max(1, round(best_s / seconds)))
         return stretch(interval * seconds, write_s, length.restart_s, mtbf_s), interval
 

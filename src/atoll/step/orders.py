@@ -110,14 +110,12 @@ def pass_codes(order: str, stages: int, chunks: int, microbatches: int) -> Codes
 
 def stage_codes(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> Codes:
     """Return one row of `pass_codes`."""
-    if order == "zb-v":
-        return _without_later_microbatches(
-            _zb_v(stage, stages, max(microbatches, 2 * stages - 1)), microbatches, 2
-        )
-    if order == "dualpipe":
-        return _without_later_microbatches(
-            _dualpipe(stage, stages, max(microbatches, 2 * stages)), microbatches, 2
-        )
+    if order in TWO_CHUNKS:
+        if order == "zb-v":
+            codes = _zb_v(stage, stages, max(microbatches, 2 * stages - 1))
+        else:
+            codes = _dualpipe(stage, stages, max(microbatches, 2 * stages))
+        return codes[codes < 2 * len(KINDS) * microbatches]  # without further microbatches
     if order in WEIGHT_DELAY:
         return _zero_bubble_passes(order, stage, stages, microbatches)
     if order not in FUSED:
@@ -161,32 +159,21 @@ def _forward_sequence(stages: int, chunks: int, microbatches: int) -> tuple[Code
         return np.zeros(microbatches, dtype=np.int64), np.arange(microbatches)
     sizes = groups(stages, microbatches)
     chunk = [np.repeat(np.arange(chunks), size) for size in sizes]
-    starts = np.cumsum([0, *sizes[:-1]])
-    microbatch = [
-        np.tile(np.arange(first, first + size), chunks)
-        for first, size in zip(starts, sizes, strict=True)
-    ]
+    groups_of = np.split(np.arange(microbatches), np.cumsum(sizes[:-1]))
+    microbatch = [np.tile(numbers, chunks) for numbers in groups_of]
     return np.concatenate(chunk), np.concatenate(microbatch)
 
 
 def _zero_bubble_passes(order: str, stage: int, stages: int, microbatches: int) -> Codes:
-    """Delay weight passes by one microbatch per preceding stage (H1), or by two (H2), with as many
-    more forward passes in flight.
-    """
+    """Delay weight passes by one (H1) or two (H2) microbatches per preceding stage."""
     warmup = min(WEIGHT_DELAY[order] * (stages - stage - 1) + 1, microbatches)
     lag = min(WEIGHT_DELAY[order] * stage, microbatches)
     m = np.arange(microbatches)
-    steady = np.stack(
-        [
-            3 * m + BACKWARD,
-            np.where(m >= lag, 3 * (m - lag) + WEIGHT, -1),
-            np.where(m + warmup < microbatches, 3 * (m + warmup), -1),
-        ],
-        axis=1,
-    ).reshape(-1)
-    return np.concatenate(
-        [3 * m[:warmup], steady[steady >= 0], 3 * m[microbatches - lag :] + WEIGHT]
-    )
+    weights = np.where(m >= lag, 3 * (m - lag) + WEIGHT, -1)
+    forward = np.where(m + warmup < microbatches, 3 * (m + warmup), -1)
+    steady = np.stack([3 * m + BACKWARD, weights, forward], axis=1).reshape(-1)
+    late = 3 * m[microbatches - lag :] + WEIGHT
+    return np.concatenate([3 * m[:warmup], steady[steady >= 0], late])
 
 
 F0, B0, W0, F1, B1, W1 = range(6)
@@ -194,9 +181,7 @@ F0, B0, W0, F1, B1, W1 = range(6)
 
 
 def _numbered(kinds: Codes) -> Codes:
-    """Return codes of passes of two chunks; passes of one kind and chunk run in the order of their
-    microbatches.
-    """
+    """Return codes of passes of two chunks, numbered by microbatch within a kind and chunk."""
     codes = np.empty(len(kinds), dtype=np.int64)
     for kind in range(6):
         places = np.flatnonzero(kinds == kind)
@@ -211,16 +196,9 @@ def _zb_v(stage: int, stages: int, microbatches: int) -> Codes:
     cycle = np.tile([F0, B0, W0, F1, B1, W1], (steady, 1))
     started = 2 * after - 1 + stage + np.arange(steady)  # forward passes of chunk 0 so far
     cycle[started >= microbatches, 0] = -1
-    kinds = np.concatenate(
-        [
-            [F0] * (2 * after - 1),
-            [F1, F0] * stage,
-            [F1, B1, W1] * after,
-            cycle.reshape(-1),
-            [B0, B1] * stage,
-            [B0, W0] * after,
-        ]
-    )
+    warmup = [F0] * (2 * after - 1) + [F1, F0] * stage + [F1, B1, W1] * after
+    cooldown = [B0, B1] * stage + [B0, W0] * after
+    kinds = np.concatenate([warmup, cycle.reshape(-1), cooldown])
     kinds = kinds[kinds >= 0]
     left = [microbatches - int((kinds == kind).sum()) for kind in (W1, W0)]
     return _numbered(np.concatenate([kinds, [W1] * left[0], [W0] * left[1]]))
@@ -251,8 +229,3 @@ def _dualpipe(stage: int, stages: int, microbatches: int) -> Codes:
     places, kind = np.divmod(codes, 3)
     number, chunk = np.divmod(places, 2)
     return np.asarray(3 * (2 * (2 * number + chunk) + chunk) + kind)
-
-
-def _without_later_microbatches(codes: Codes, microbatches: int, chunks: int) -> Codes:
-    """Remove the passes of further microbatches."""
-    return codes[codes < 3 * chunks * microbatches]

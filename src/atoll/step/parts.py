@@ -6,19 +6,9 @@ from collections.abc import Mapping
 from typing import Literal
 
 TIME_PARTS = (
-    "compute",
-    "gradient_accumulation",
-    "recompute",
-    "tensor_parallel",
-    "context_parallel",
-    "expert_parallel",
-    "sharded_weights",
-    "offload",
-    "pipeline_bubble",
-    "pipeline_sends",
-    "gradient_reduction",
-    "optimizer",
-    "host",
+    *("compute", "gradient_accumulation", "recompute"),
+    *("tensor_parallel", "context_parallel", "expert_parallel", "sharded_weights", "offload"),
+    *("pipeline_bubble", "pipeline_sends", "gradient_reduction", "optimizer", "host"),
 )
 """Times of the slowest stage, and what all stages wait for. They add up to the step; parts that do
 not occur are left out."""
@@ -28,14 +18,8 @@ Origin = Literal["measured", "interpolated", "modelled"]
 backward pass scaled like its measured forward pass); the model alone."""
 
 MEMORY_PARTS = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "activations",
-    "logits",
-    "transient",
-    "buffers",
-    "guests",
+    *("weights", "gradients", "optimizer", "activations"),
+    *("logits", "transient", "buffers", "guests"),
 )
 """Bytes of one device at its peak: states, activations of microbatches in flight, logits of the
 loss, temporaries of one block's backward pass, buffers of collectives and transfers, and on a wafer

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Floats, Ints
 from atoll.step.orders import (
     BACKWARD,
     FORWARD,
@@ -88,10 +88,6 @@ class Replay:
     peak_before_weight: tuple[int, ...]
     """Per stage, the most chunk-microbatches between F and the end of W."""
 
-    def idle_s(self, stage: int) -> float:
-        """Return the idle time of a stage in the step."""
-        return self.time_s - sum(e.end_s - e.start_s for e in self.events if e.stage == stage)
-
 
 def replay(
     order: str,
@@ -109,25 +105,18 @@ def replay(
     start_s, end_s = np.empty(shape.codes.size), np.empty(shape.codes.size)
     none = [(0.0, 0.0)] * shape.stages
     passes_s = np.array(times, dtype=np.float64)[None]
-    waited_s, linked_s = (
-        np.array(messages_s or none).reshape(1, shape.stages, 2)
-        for messages_s in (waits_s, delays_s)
-    )
+    waited_s, linked_s = np.array([waits_s or none]), np.array([delays_s or none])
     (time_s,) = _run(order, shape, passes_s, waited_s, linked_s, start_s, end_s)
     places, kinds = np.divmod(shape.codes, len(KINDS))
     numbers, chunks = np.divmod(places, len(times[0]))
     of_pass = (column.reshape(-1)[shape.ordered] for column in (chunks, numbers, kinds))
     columns = (shape.indices[0], *of_pass, start_s, end_s)
-    events = [
-        PassEvent(s, c, m, KINDS[kind], start, end)
-        for s, c, m, kind, start, end in zip(*(column.tolist() for column in columns), strict=True)
-    ]
-    freed = WEIGHT if order in SPLIT else BACKWARD
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    events = [PassEvent(s, c, m, KINDS[k], start, end) for s, c, m, k, start, end in rows]
+    freed = BACKWARD, WEIGHT if order in SPLIT else BACKWARD
     forward = (kinds == 0).astype(np.int64)
-    before_backward, before_weight = (
-        tuple((forward - (kinds == kind)).cumsum(axis=1).max(axis=1).tolist())
-        for kind in (BACKWARD, freed)
-    )
+    waiting = ((forward - (kinds == kind)).cumsum(axis=1).max(axis=1) for kind in freed)
+    before_backward, before_weight = (tuple(counts.tolist()) for counts in waiting)
     events.sort(key=lambda e: (e.start_s, e.end_s, e.stage))
     return Replay(float(time_s), tuple(events), before_backward, before_weight)
 
@@ -189,24 +178,20 @@ def load_s(order: str, passes_s: Floats, waits_s: Floats) -> Floats:
     """Return (rows, stages): busy seconds of a stage per microbatch."""
     stages, chunks = passes_s.shape[1:3]
     following, before = _neighbours(order, stages, chunks)
-    stage = np.arange(stages)[:, None]
-    arriving = [
-        (neighbour >= 0) & (neighbour // chunks != stage) for neighbour in (before, following)
-    ]
-    messages = np.stack(arriving, axis=-1).sum(axis=1)
+    senders = np.stack([before, following], axis=-1)
+    arriving = (senders >= 0) & (senders // chunks != np.arange(stages)[:, None, None])
+    messages = arriving.sum(axis=1)
     total_s = passes_s.sum(axis=(2, 3)) + (messages * waits_s).sum(axis=-1)
     return np.asarray(total_s / model_copies(order))
 
 
 @dataclass(frozen=True, eq=False)
 class _ReplayIndices:
-    """Sizes, indices (`replay_kernels.replay_rows`) and pass codes shared by all pipelines of one
-    order, depth and number of microbatches.
-    """
+    """Indices of `replay_rows` and pass codes of pipelines of one order and size."""
 
     stages: int
-    ordered: NDArray[np.int64]
-    indices: tuple[NDArray[np.int64], ...]
+    ordered: Ints
+    indices: tuple[Ints, ...]
     arrivals: int
     codes: NDArray[Any]
 
@@ -239,14 +224,12 @@ def _shape(order: str, stages: int, chunks: int, microbatches: int) -> _ReplayIn
     wrapped = np.abs(receiver - stage) > 1  # from the last stage to the first, and back
     link = np.where(wrapped, 2 * stages + (stage == 0), link)
 
-    def arrival(kinds: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.int64]:
+    def arrival(kinds: Ints, at: Ints) -> Ints:
         return (kinds * microbatches + microbatch) * places + at
 
     arrivals = 2 * microbatches * places
-    needed, sent = (
-        np.where(needs, arrival(kind, place), arrivals).reshape(-1),
-        np.where(sends, arrival(arrives_as, to), arrivals + 1).reshape(-1),
-    )
+    needed = np.where(needs, arrival(kind, place), arrivals).reshape(-1)
+    sent = np.where(sends, arrival(arrives_as, to), arrivals + 1).reshape(-1)
     arrived = np.zeros(arrivals + 2, dtype=np.int64)
     arrived[arrivals] = 1
     ends = np.arange(1, stages + 1) * codes.shape[1]
@@ -273,21 +256,19 @@ def _shape(order: str, stages: int, chunks: int, microbatches: int) -> _ReplayIn
 
 
 @cache
-def _neighbours(
-    order: str, stages: int, chunks: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _neighbours(order: str, stages: int, chunks: int) -> tuple[Ints, Ints]:
     """Return two arrays (stages, chunks): the receiver of a forward pass's output and the sender of
     its input, as stage * chunks + chunk; -1 for none.
     """
     following, before = (np.full((stages, chunks), -1) for _ in range(2))
     for direction in range(model_copies(order)):
-        places = route(order, stages, chunks, direction)
-        for sender, receiver in pairwise(places):
+        for sender, receiver in pairwise(route(order, stages, chunks, direction)):
             following[sender] = receiver[0] * chunks + receiver[1]
             before[receiver] = sender[0] * chunks + sender[1]
     return following, before
 
 
+_NONE = np.empty(0)
 _replayed = [0]
 """Passes replayed by this process."""
 
@@ -298,18 +279,18 @@ def _run(
     passes_s: Floats,
     waits_s: Floats,
     delays_s: Floats,
-    start_s: Floats | None = None,
-    end_s: Floats | None = None,
+    start_s: Floats = _NONE,
+    end_s: Floats = _NONE,
 ) -> Floats:
     rows, stages = len(passes_s), shape.stages
     times_s = passes_s.copy()
     if order not in SPLIT:
         times_s[..., BACKWARD] += times_s[..., WEIGHT]
-    none, step_s = np.empty(0), np.empty(rows)
+    step_s = np.empty(rows)
     waits_s = np.append(waits_s.reshape(rows, -1), np.zeros((rows, 1)), axis=1)
     times = times_s.reshape(rows, -1), waits_s, delays_s.reshape(rows, -1)
     sizes = shape.arrivals + 2, stages, stages, 2 * stages + 2
-    written = [*(none if seconds is None else seconds for seconds in (start_s, end_s)), step_s]
+    written = [start_s, end_s, step_s]
     spans, work = order in WEIGHT_DELAY, [np.zeros(size) for size in sizes]
     if _compiles(rows * shape.codes.size):
         _compiled(replay_rows)(*shape.indices, *times, spans, *work, *written)

@@ -10,8 +10,8 @@ from itertools import accumulate
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Ints
 from atoll.step.orders import chunks_per_stage, model_copies, route
 
 
@@ -33,9 +33,7 @@ half as long as a backward pass."""
 
 
 def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
-    """Return the blocks per model chunk: equal, or with one fewer first at the two ends, which also
-    hold the embedding and the head.
-    """
+    """Return even blocks per chunk, fewer at the ends, which have the embedding and the head."""
     base, more = divmod(blocks, chunks)
     sizes = [base] * chunks
     order = [*range(1, chunks - 1), chunks - 1, 0] if chunks > 1 else [0]
@@ -97,9 +95,7 @@ def _chunks_by_stages(
     routes = [route(order, pp, count, microbatch) for microbatch in range(model_copies(order))]
     stage_chunks: dict[tuple[int, ...], list[int]] = {}
     for chunk, visits in enumerate(zip(*routes, strict=True)):
-        place = (
-            tuple(sorted({stage for stage, _ in visits})) if len(visits) > 1 else (visits[0][0],)
-        )
+        place = tuple(sorted({stage for stage, _ in visits}))
         stage_chunks.setdefault(place, []).append(chunk)
     return stage_chunks, place
 
@@ -219,7 +215,7 @@ def stage_counts(
     pp: int,
     vpp: int,
     chunk_blocks: Sequence[int] = (),
-) -> NDArray[np.int64]:
+) -> Ints:
     """Return (stages, chunks, kinds): the layers of each kind, for a chain of (is block, repeats).
     Layers before the blocks go to the first chunk, those behind to the last; chunks lie on the
     stages in the order of `route`.
@@ -227,9 +223,8 @@ def stage_counts(
     per_stage = chunks_per_stage(order, vpp)
     routes = [route(order, pp, per_stage, microbatch) for microbatch in range(model_copies(order))]
     blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
-    sizes = np.array(
-        chunk_blocks or even_sizes(sum(repeat for _, repeat in blocks), len(routes[0]))
-    )
+    total = sum(repeat for _, repeat in blocks)
+    sizes = np.array(chunk_blocks or even_sizes(total, len(routes[0])))
     ends = np.cumsum(sizes)
     chunks = np.zeros((len(sizes), len(structure)), dtype=np.int64)
     at = 0

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import suggestion
 
-N = TypeVar("N", float, NDArray[np.float64])
+N = TypeVar("N", float, Floats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,7 @@ def _published() -> tuple[PublishedMfu, ...]:
 
 
 def beyond_published(run: Run, mfu: float, step_s: float) -> tuple[str, ...]:
-    """Return a note if the MFU is above all published runs on the device (or on any device if too
-    few are on record); none for chips that do not exist.
-    """
+    """Return a note if the MFU is above all published runs; none for chips that do not exist."""
     if not isinstance(run.gpu, Gpu):
         return ()
     entries = [entry for entry in _published() if run.precision in entry.precisions]

@@ -24,13 +24,7 @@ from atoll.step.length import WholeRun, run_totals
 from atoll.step.parts import Origin
 from atoll.step.stages import stage_shares
 from atoll.tools.tool import Tool
-from atoll.training.accuracy import (
-    DIGITS,
-    FEW_DIGITS,
-    UNSURE,
-    beyond_published,
-    run_kind,
-)
+from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, beyond_published, run_kind
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.row import layout_row, row_memory
@@ -38,7 +32,7 @@ from atoll.training.batch.sums import Sums
 from atoll.training.memory import Memory, stage_parameters
 from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
-from atoll.training.operators.layers import LayerCost, Share, recompute_choices
+from atoll.training.operators.layers import Share, recompute_choices
 from atoll.training.operators.step_clock import drawn_W
 from atoll.training.run import Run
 from atoll.training.shard_kernels import shard_copies_s, update_s
@@ -143,13 +137,9 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         measured, mean = is_measured(run, self.layout), self.time_spread.mean_error
         if site is not None and site.error is not None:
             return ExpectedError(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
-        device = "measured" if measured else "extrapolated"
+        of = f"{run_kind(run)}, {'measured' if measured else 'extrapolated'} device"
         return ExpectedError(
-            of=f"{run_kind(run)}, {device} device",
-            mean=mean,
-            runs=fit.rows,
-            sources=fit.sources,
-            extrapolated=not measured,
+            of=of, mean=mean, runs=fit.rows, sources=fit.sources, extrapolated=not measured
         )
 
     @property
@@ -208,11 +198,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
             for tokens in (rate * self.run.devices, rate)
         )
         per_device = f" ({single:,.0f} per device)" if self.run.devices > 1 else ""
-        return (
-            format_seconds(self.step.time_s, self.digits),
-            f"{every:,.0f} tokens/s{per_device}",
-            format_mfu(self.mfu, 0 if few else 1),
-        )
+        step, digits = format_seconds(self.step.time_s, self.digits), 0 if few else 1
+        return step, f"{every:,.0f} tokens/s{per_device}", format_mfu(self.mfu, digits)
 
     @property
     def operator_origins(self) -> dict[Origin, float]:
@@ -249,16 +236,10 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         run, interval = self.run, self.interval.step_time_s
         if run.length is None:
             return None
-        kept = run.states.weight + run.states.optimizer
-        return run_totals(
-            run.length,
-            self.step.time_s,
-            (interval.low, interval.high),
-            run.tokens,
-            run.devices,
-            kept * trained_parameters(run.stored or run.model, run.adapters),
-            self.power_W,
-        )
+        step_s = self.step.time_s, (interval.low, interval.high)
+        state_bytes = run.states.weight + run.states.optimizer
+        state_bytes *= trained_parameters(run.stored or run.model, run.adapters)
+        return run_totals(run.length, *step_s, run.tokens, run.devices, state_bytes, self.power_W)
 
     @property
     def recomputed(self) -> str:
@@ -300,10 +281,8 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         words = format_fit(margin, run.gpu.hbm_bytes, chance)
         if not self.fits:
             words = f"DOES NOT FIT, {format_bytes(-margin)} too much"
-        return (
-            f"{format_bytes(self.worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}"
-            f"{free}: {words}"
-        )
+        needed, capacity = format_bytes(self.worst.needed), format_bytes(run.gpu.hbm_bytes)
+        return f"{needed} needed of {capacity}{free}: {words}"
 
     @property
     def step_time_s(self) -> float:
@@ -436,9 +415,7 @@ class Estimator(LayerPrices):
         return worst.needed <= self.run.capacity_bytes and most_bytes <= self.run.gpu.hbm_bytes
 
     def _picked(self, layout: Layout) -> tuple[Sums, tuple[str, ...], Ints]:
-        """Return the sums of a layout, and the recomputation policy of each stage with its index
-        in the sums.
-        """
+        """Return the sums of a layout, and each stage's policy with its index in the sums."""
         choices = recompute_choices(self.costs(layout), layout.recompute)
         sums, optimal = self._sums(layout, choices), layout.recompute == "optimal"
         picks = figures(sums)[2] if optimal else np.zeros(layout.pp, dtype=np.int64)
@@ -455,9 +432,7 @@ class Estimator(LayerPrices):
         return Sums(tables, tables.rows)
 
     def _hosted(self, layout: Layout) -> Estimate:
-        """Move the tensors of the fewest blocks per stage that make it fit to host memory, or of
-        all blocks if nothing fits.
-        """
+        """Move tensors of the fewest blocks per stage that make it fit to host memory, or all."""
         blocks = sum(cost.repeat for cost in self.costs(layout) if cost.is_block)
 
         def hosting(count: int) -> Estimate:
@@ -475,7 +450,8 @@ class Estimator(LayerPrices):
     def trained(self, layout: Layout, chunks: Sequence[Share]) -> tuple[float, float]:
         """Return the dense and expert parameters of a stage that are trained."""
         layers = [pair for chunk in chunks for pair in chunk]
-        return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
+        shared = self.shared(layout, [cost for cost, _ in layers])
+        return stage_parameters(self.run, layers, shared)[0]
 
 
 def _rerun(
@@ -504,10 +480,6 @@ def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:
     """Return the largest activation between two blocks of one microbatch."""
     layers = (layer for chunks in shares for chunk in chunks for layer, _ in chunk)
     return max((layer.boundary_bytes for layer in layers if layer.is_block), default=0)
-
-
-def _costs(chunks: Sequence[Share]) -> list[LayerCost]:
-    return [cost for chunk in chunks for cost, _ in chunk]
 
 
 def estimate(run: Run, layout: Layout) -> Estimate:

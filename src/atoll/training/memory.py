@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats
 from atoll.hardware.gpu import SCALED
 from atoll.step.layout import Layout
 from atoll.step.parts import MEMORY_PARTS
-from atoll.training.operators.layers import LayerCost
+from atoll.training.operators.layers import LayerCost, Layers
 from atoll.training.run import Run
 from atoll.training.step import FLOAT, resident_parameters
 
@@ -76,7 +74,7 @@ def peak_parts(
     parts: PeakParts,
     at_end_bytes: Floats,
     shared_parameters: Floats,
-    accumulates: NDArray[np.bool_],
+    accumulates: Bools,
     roots_bytes: Floats,
 ) -> PeakParts:
     """Return the parts at the peak of a step, from the largest bytes of each; `at_end_bytes`:
@@ -92,7 +90,8 @@ def peak_parts(
     gradients, activations, logits, transient = parts
     beyond_loss = np.maximum(transient, logits) - logits
     if not run.stack.late_gradients:
-        copied = _updated_bytes(run, gradients)
+        parameters = gradients / max(run.states.gradient, 1.0)
+        copied = FLOAT * np.minimum(parameters, run.stack.update_parameters)
         if run.stack.optimizer == "foreach":
             copied = np.maximum(copied, roots_bytes)
         copied = copied - (activations + logits + beyond_loss)
@@ -111,12 +110,6 @@ def peak_parts(
     )
 
 
-def _updated_bytes(run: Run, gradients: Floats) -> Floats:
-    """Return the fp32 copies of the gradients that a step of the optimizer takes at a time."""
-    parameters = gradients / max(run.states.gradient, 1.0)
-    return FLOAT * np.minimum(parameters, run.stack.update_parameters)
-
-
 def losses_in_flight(layout: Layout, microbatches: int) -> int:
     """Return the microbatches between loss and its backward pass: one, except in GPipe."""
     return microbatches if layout.schedule == "gpipe" else 1
@@ -125,9 +118,7 @@ def losses_in_flight(layout: Layout, microbatches: int) -> int:
 Parameters = tuple[float, float]
 
 
-def stage_parameters(
-    run: Run, layers: Sequence[tuple[LayerCost, int]], shared: int
-) -> tuple[Parameters, Parameters]:
+def stage_parameters(run: Run, layers: Layers, shared: int) -> tuple[Parameters, Parameters]:
     """Return the (dense, expert) parameters of a stage that are trained, and those resident
     (`held_parameters`); parameters shared by several layers count once.
     """
@@ -140,9 +131,7 @@ def stage_parameters(
     return (float(dense), float(expert)), (resident_dense, sum(e * n for (_, e), n in resident))
 
 
-def logits_bytes(
-    run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], microbatches: int
-) -> float:
+def logits_bytes(run: Run, layout: Layout, layers: Layers, microbatches: int) -> float:
     """Return the logits at the peak of the loss, with those kept for other microbatches."""
     heads = [cost for cost, n in layers for _ in range(n) if cost.logits_bytes]
     if not heads:
@@ -179,7 +168,7 @@ def fp8_bytes(run: Run, cost: LayerCost) -> float:
     return run.stack.fp8_copies * sum(parameters) if has_copies else 0
 
 
-def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+def buffers_bytes(run: Run, layers: Layers, zero: int) -> float:
     """Return the bytes of gathered tensors that exist both during the loss and during a block's
     backward pass, and of workspaces of matrix libraries.
     """
@@ -188,7 +177,7 @@ def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) 
     return _common_bytes(run, layers, zero) + workspace_bytes(run) + gathered
 
 
-def loss_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+def loss_bytes(run: Run, layers: Layers, zero: int) -> float:
     """Return the further bytes of gathered tensors during the loss. FSDP keeps the weights of its
     outermost group from the forward to the backward pass, and starts to gather the last block's
     where the loss is part of the model (`Stack.gathered_at_loss`).
@@ -198,7 +187,7 @@ def loss_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> 
     return _gathered_at_loss(run, layers, zero) - _common_bytes(run, layers, zero)
 
 
-def padded_loss_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+def padded_loss_bytes(run: Run, layers: Layers, zero: int) -> float:
     """Return the bytes of a gathered block's experts during the loss."""
     if not _is_sharded(run, zero) or "block" not in run.stack.gathered_at_loss:
         return 0.0
@@ -211,7 +200,7 @@ def _is_sharded(run: Run, zero: int) -> bool:
     return bool(run.stack.gathered_at_loss) and zero >= 2
 
 
-def _common_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+def _common_bytes(run: Run, layers: Layers, zero: int) -> float:
     if _is_sharded(run, zero):
         groups = ShardedGroups.of(run, layers, zero)
         return min(_gathered_at_loss(run, layers, zero), groups.gathered * groups.block)
@@ -221,7 +210,7 @@ def _common_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) 
     return _gathered_bytes(run, layers) if zero == 3 else buffers
 
 
-def _gathered_at_loss(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
+def _gathered_at_loss(run: Run, layers: Layers, zero: int) -> float:
     groups = ShardedGroups.of(run, layers, zero)
     if not any(cost.logits_bytes for cost, _ in layers):
         return groups.gathered * groups.block
@@ -251,7 +240,7 @@ class ShardedGroups(NamedTuple):
     """Bytes per gathered weight; 0 where all weights stay gathered (ZeRO 2)."""
 
     @classmethod
-    def of(cls, run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> ShardedGroups:
+    def of(cls, run: Run, layers: Layers, zero: int) -> ShardedGroups:
         """Return the groups of a stage's layers."""
         counted = {"embedding": (0.0, 0.0), "head": (0.0, 0.0)}
         counted |= {
@@ -266,9 +255,7 @@ class ShardedGroups(NamedTuple):
         return cls(embedding, widest, head, *trained_groups, expert, gathered)
 
 
-def _sharded_phases(
-    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int, policy: str
-) -> list[Phase]:
+def _sharded_phases(run: Run, layers: Layers, zero: int, policy: str) -> list[Phase]:
     """Return the phases of a backward pass under FSDP (`transient_bytes`).
 
     As in torch's FSDPParamGroup: a group's backward pass has its gathered weights and those of the
@@ -321,9 +308,7 @@ def _sharded_phases(
 
 
 def _passed(run: Run, cost: LayerCost, policy: str, done: int) -> float:
-    """Return the bytes of a block's backward pass beyond kept tensors, less those of the blocks
-    that are done.
-    """
+    """Return a block's bytes in its backward pass beyond kept ones, less those of done blocks."""
     kept, share = kept_bytes(run, cost, policy), cost.kept(policy).share
     return (kept_bytes(run, cost, "none") - kept) / share + cost.backward_bytes - done * kept
 
@@ -333,7 +318,7 @@ def workspace_bytes(run: Run) -> float:
     return float(handles * WORKSPACE_BYTES)
 
 
-def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
+def _gathered_bytes(run: Run, layers: Layers) -> float:
     """Return the bytes of gathered weights of fully sharded layers, and of their gradients."""
     widest = max((sum(resident_parameters(run, c)) for c, _ in layers if c.is_block), default=0.0)
     ends = max((sum(resident_parameters(run, c)) for c, _ in layers if not c.is_block), default=0.0)
@@ -346,25 +331,22 @@ def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:
     """Return the bytes that a layer keeps per microbatch until its backward pass, without loss."""
     if cost.name == "loss" and run.stack.loss_bytes:
         return 0.0
-    policy = recompute if cost.is_block else "none"
-    policy_cost = cost.kept(policy)
+    policy_cost = cost.kept(recompute)
     kept = policy_cost.bytes - cost.loss_bytes
     if run.stack.keeps_gathered:
-        not_recomputed = 1 - policy_cost.share if policy.startswith("full") else 1.0
-        not_recomputed = 0.0 if policy == "alternate" else not_recomputed
+        not_recomputed = 1.0
+        if cost.is_block and recompute.startswith("full"):
+            not_recomputed -= policy_cost.share
+        elif cost.is_block and recompute == "alternate":
+            not_recomputed = 0.0
         # Composed norms also keep what is gathered.
         counted = 0.0 if "rmsnorm" in run.stack.kept else 1.0
-        kept += not_recomputed * sum(
-            link.bytes * (1 - counted / link.group)
-            for link in cost.forward_links
-            if link.kind == "all_gather"
-        )
+        gathers = (link for link in cost.forward_links if link.kind == "all_gather")
+        kept += not_recomputed * sum(link.bytes * (1 - counted / link.group) for link in gathers)
     return kept
 
 
-def transient_bytes(
-    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int, recompute: str
-) -> list[Phase]:
+def transient_bytes(run: Run, layers: Layers, zero: int, recompute: str) -> list[Phase]:
     """Return the temporaries of blocks' backward passes, with recomputed tensors, beyond kept
     tensors; the last phase is the end of the backward pass, without kept tensors. All are without
     `buffers_bytes`.

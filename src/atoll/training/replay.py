@@ -16,9 +16,7 @@ MOST_PASSES = 60_000  # of all stages in a timeline; more only repeat the steady
 
 
 def step_passes(estimate: Estimate) -> StepPasses:
-    """Return the passes of an estimate's step; gradients, optimizer and accumulation after the
-    pipeline are as estimated.
-    """
+    """Return the passes of an estimate's step, and what follows the pipeline."""
     estimated = estimate.step, estimate.stages, estimate.messages_s
     return stage_passes(estimate.run, estimate.layout, *estimated)
 
@@ -51,20 +49,19 @@ def stage_passes(
         ),
         slack=run.slack,
         step_time_s=step.time_s,
-        parts=tuple(
-            PassParts(
-                forward=_parts(stage.forward),
-                backward=_parts(stage.backward, stage.recompute),
-                host=stage.host_s,
-            )
-            for stage in stages
-        ),
+        parts=tuple(map(_parts, stages)),
     )
 
 
-def _parts(*passes: PassSeconds) -> dict[str, float]:
-    parts_s = zip(PART_NAMES, map(sum, zip(*passes, strict=True)), strict=True)
-    return {name: seconds for name, seconds in parts_s if seconds > 0.0}
+def _parts(stage: StageTime) -> PassParts:
+    """Return the seconds of a stage's passes by part."""
+
+    def by_name(*passes: PassSeconds) -> dict[str, float]:
+        parts_s = zip(PART_NAMES, map(sum, zip(*passes, strict=True)), strict=True)
+        return {name: seconds for name, seconds in parts_s if seconds > 0.0}
+
+    backward = by_name(stage.backward, stage.recompute)
+    return PassParts(forward=by_name(stage.forward), backward=backward, host=stage.host_s)
 
 
 def replay_estimate(estimate: Estimate) -> ReplayedStep:

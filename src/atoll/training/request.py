@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Unpack
 
+from atoll.answers.answer import build_from
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
 from atoll.hardware.catalog import load_network
@@ -42,17 +43,14 @@ AXES = {a.name: "order" if a.name == "schedule" else a.name for a in fields(Axes
 
 def make_run(model: str, device: str, devices: int, **settings: Unpack[RunFields]) -> Run:
     """Create a run from names: model, device and network of the catalogue or files."""
-    return run_from_question(
-        RunQuestion.of(model=model, device=device, devices=devices, **settings)
-    )
+    question = RunQuestion.of(model=model, device=device, devices=devices, **settings)
+    return run_from_question(question)
 
 
 def run_from_question(
     question: RunQuestion, model: ModelConfig | None = None, launch: Launch | None = None
 ) -> Run:
-    """Create the run of a question, for `model` if it has no name; `launch` is its launch file,
-    where the question does not name one.
-    """
+    """Create the run of a question; `model` and `launch` count where it names none."""
     if question.from_ is not None:
         launch = import_named("atoll.launch.ask:launched")(question.from_, question.asked())
     if model is None and launch is not None and not question.model:
@@ -60,12 +58,8 @@ def run_from_question(
     named_model = model or load_model(question.model)
     config = stand_in(named_model) if isinstance(named_model, StoredModel) else named_model
     if question.dropout is not None:
-        config = replace(
-            config,
-            dropout=question.dropout,
-            attention_dropout=question.dropout,
-            embedding_dropout=question.dropout,
-        )
+        rate = question.dropout
+        config = replace(config, dropout=rate, attention_dropout=rate, embedding_dropout=rate)
     if question.imbalance > 1 and not config.experts:
         raise AtollError(
             f"imbalance: has no effect, as {config.name} has no experts; leave imbalance out"
@@ -75,14 +69,12 @@ def run_from_question(
         gpu = gpu.capped(question.power_cap)
     length = config.sequence if question.sequence is None else question.sequence
     if config.positions == "learned" and length > config.max_sequence:
-        raise AtollError(
-            f"{config.name}: sequence is {length}, but its position table ends at "
-            f"{config.max_sequence}"
-        )
+        end = f"its position table ends at {config.max_sequence}"
+        raise AtollError(f"{config.name}: sequence is {length}, but {end}")
     precision = question.precision or gpu.half_dtype
     gpu.peak_flops(precision)
-    site = _site(question)
-    attention = question.attention if "attention" in question.asked() else None
+    load_site = import_named("atoll.training.site:load_site")  # on demand
+    site: Site | None = load_site(question.site) if question.site else None
     stored = named_model if isinstance(named_model, StoredModel) else None
     tool = _tool(question, gpu, site, None if stored else config, precision)
     usual = {} if compiles_itself(gpu) else _tool_settings(question, tool, site, precision)
@@ -92,6 +84,8 @@ def run_from_question(
         question.cuda_graphs,
         f"{usual.get('flags', '')} {question.flags or ''}",
     )
+    asked = question.attention if "attention" in question.asked() else None
+    attention = asked or (site and site.attention) or usual.get("attention", question.attention)
     adapters = None
     if question.method == "lora":
         if isinstance(named_model, StoredModel):
@@ -109,9 +103,7 @@ def run_from_question(
         stack=stack,
         states=load_states(usual.get("optimizer", question.optimizer)),
         precision=precision,
-        attention=attention
-        or (site and site.attention)
-        or usual.get("attention", question.attention),
+        attention=attention,
         imbalance=question.imbalance,
         adapters=adapters,
         timed=_timed(gpu, precision) if question.operators == "measured" else None,
@@ -126,26 +118,13 @@ def run_from_question(
     return run if site is None else run.at(site)
 
 
-def _site(question: RunQuestion) -> Site | None:
-    """Load the site, if there is one; imported on demand."""
-    if not question.site:
-        return None
-    from atoll.training.site import load_site
-
-    return load_site(question.site)
-
-
 def compiles_itself(device: Device) -> bool:
     """Return whether a device compiles a step into one program, independent of launch tools."""
     return device.stack in (CHIP.name, XLA.name)
 
 
 def _tool(
-    question: RunQuestion,
-    gpu: Device,
-    site: Site | None,
-    model: ModelConfig | None,
-    precision: str,
+    question: RunQuestion, gpu: Device, site: Site | None, model: ModelConfig | None, precision: str
 ) -> Tool:
     """Return the tool that the question names, or a usual one for device, model and method."""
     software_words = question.stack or (site and site.stack)
@@ -153,10 +132,10 @@ def _tool(
         return find_tool(question.tool)
     if software_words and not compiles_itself(gpu):
         return tool_of_stack(software_words)
-    fields = {axis: getattr(question, field, None) for axis, field in AXES.items()}
+    values = {axis: getattr(question, field, None) for axis, field in AXES.items()}
     asked = {
         axis: value if isinstance(value, tuple) else (value,)
-        for axis, value in fields.items()
+        for axis, value in values.items()
         if value and AXES[axis] in question.asked()
     }
     return usual_tool(gpu.stack, model, question.method, precision, asked)
@@ -165,9 +144,7 @@ def _tool(
 def _tool_settings(
     question: RunQuestion, tool: Tool, site: Site | None, precision: str
 ) -> dict[str, str]:
-    """Return the tool's settings for fields that the question leaves open, so that its launch file
-    matches the answer.
-    """
+    """Return the tool's settings, which its launch file has, for fields left open."""
     usual = tool.runs_as(precision, question.method)
     answered = question.asked()
     if question.tool is not None and (words := stack_words(question.tool)):
@@ -188,20 +165,14 @@ def _timed(gpu: Device, precision: str) -> TimingSource:
 def _length(question: LengthQuestion) -> RunLength | None:
     if question.tokens is None:
         return None
-    return RunLength(
-        question.tokens,
-        question.price,
-        question.mtbf or MTBF_S,
-        question.checkpoint,
-        question.restart or RESTART_S,
-    )
+    mtbf_s, restart_s = question.mtbf or MTBF_S, question.restart or RESTART_S
+    return RunLength(question.tokens, question.price, mtbf_s, question.checkpoint, restart_s)
 
 
 def stand_in(stored: StoredModel) -> ModelConfig:
     """Return a configuration with a captured model's blocks, and the tp that divides it."""
     width = max(widths(stored, WIDTHS))
-    microbatch = stored.file.microbatch or 1
-    built = prepare(stored, microbatch, fusion="none")
+    built = prepare(stored, stored.file.microbatch or 1, fusion="none")
     blocks = block_names(built)
     return ModelConfig(
         name=stored.name,
@@ -245,21 +216,15 @@ def layout_from_question(run: Run, question: LayoutQuestion) -> Layout:
     divided = (run.sequence // cp) % tp == 0 and run.stored is None
     dp = question.dp or run.devices // ranks
     zero = run.tool.usual_zero(dp * cp) if question.zero is None else question.zero
-    return Layout(
+    return build_from(
+        Layout,
+        question,
         dp=dp,
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        ep=question.ep,
         etp=question.etp or tp,
-        vpp=question.vpp,
-        microbatch=question.microbatch,
         sp=tp > 1 and (divided if question.sp is None else question.sp),
         zero=zero,
-        hsdp=question.hsdp,
         recompute=run.tool.policy(question.recompute),
         schedule=question.order or ("interleaved" if question.vpp > 1 else "1f1b"),
-        blocks=question.blocks,
     )
 
 
@@ -268,12 +233,10 @@ def _check_orders(run: Run, orders: Iterable[str]) -> None:
     runs = run.stack.orders
     for order in orders:
         if order not in runs:
-            capable_stacks = [
-                name for name in STACKS if name != CHIP.name and order in STACKS[name].orders
-            ]
+            stacks = [n for n in STACKS if n != CHIP.name and order in STACKS[n].orders]
             raise AtollError(
                 f"order {order}: {run.stack.name} does not run it; choose one of {', '.join(runs)},"
-                f" or a stack that does: {', '.join(capable_stacks)}"
+                f" or a stack that does: {', '.join(stacks)}"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -102,9 +103,8 @@ class Run:
             object.__setattr__(self, "stack", replace(self.stack, context_bytes=context_bytes))
         if self.stack.hosts_optimizer:
             if not isinstance(self.gpu, Gpu):
-                raise AtollError(
-                    f"flags: host_optimizer is modelled for GPUs, not for {self.gpu.name}"
-                )
+                name = self.gpu.name
+                raise AtollError(f"flags: host_optimizer is modelled for GPUs, not for {name}")
             object.__setattr__(self, "states", replace(self.states, on_host=True))
 
     def at(self, site: Site) -> Run:
@@ -167,9 +167,7 @@ class Run:
 
     @property
     def gathered_bytes(self) -> float:
-        """Bytes per weight that ZeRO gathers: fp32 weights are cast to 16 bits before, unless they
-        are multiplied in fp32.
-        """
+        """Bytes per weight that ZeRO gathers: 16 bits, unless fp32 weights are multiplied."""
         return self.states.weight if self.stack.wide else min(self.states.weight, HALF)
 
     def state_bytes(self, parameters: N, divided_parameters: N, zero: int) -> tuple[N, N, N]:
@@ -193,9 +191,7 @@ class Run:
         return ranks * -(-experts // ranks) / experts
 
     def accumulated_bytes(self, parameters: N, divided_gradients: N, zero: int) -> N:
-        """Return the bytes of gradients between microbatches: undivided ones, where FSDP reduces
-        after the last.
-        """
+        """Return the bytes of gradients between microbatches, undivided if reduced at the end."""
         delayed = self.stack.delays_reduction and zero >= 2
         return self.states.reduced * parameters if delayed else divided_gradients
 
@@ -245,76 +241,71 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Warnings about the estimate."""
         network = self._network_notes()
-        if self.stored is None:
-            notes = self._mixer_notes()
-            first, last = (notes, ()) if self.stack.plain_mixers else ((), notes)
-            first = (*self._argument_notes(), *first)
-            return (*first, *self._tool_notes(), *network, *model_warnings(self.model), *last)
-        return (*network, *model_warnings(self.stored), *self._kernel_notes(self.stored))
+        if self.stored is not None:
+            return (*network, *model_warnings(self.stored), *self._kernel_notes(self.stored))
+        notes, plain = self._mixer_notes(), self.stack.plain_mixers
+        first = (*self._argument_notes(), *(notes if plain else ()), *self._tool_notes())
+        return (*first, *network, *model_warnings(self.model), *(() if plain else notes))
 
-    def _network_notes(self) -> tuple[str, ...]:
-        """Return a note if a network file does not state what small messages cost."""
-        if self.devices == 1 or not self.network.left_out:
-            return ()
-        return (
-            f"optimistic for small messages: network {self.network.name} states no "
-            f"{' and no '.join(self.network.left_out)} in its first level; take them from "
-            "atoll hardware dgx-h100 --yaml, or state 0",
-        )
+    def _network_notes(self) -> Iterator[str]:
+        """Yield a note if a network file does not state what small messages cost."""
+        if self.devices > 1 and self.network.left_out:
+            yield (
+                f"optimistic for small messages: network {self.network.name} states no "
+                f"{' and no '.join(self.network.left_out)} in its first level; take them from "
+                "atoll hardware dgx-h100 --yaml, or state 0"
+            )
 
-    def _argument_notes(self) -> tuple[str, ...]:
-        """Return what of a launch file is not priced, and what follows from that."""
-        consequence = (
-            "the interval is wider for what is not priced, and no layout is proven best",
-        )
-        return (*(f"not priced: {words}" for words in self.not_priced),
-                *(consequence if self.not_priced else ()))  # fmt: skip
+    def _argument_notes(self) -> Iterator[str]:
+        """Yield what of a launch file is not priced, and what follows from that."""
+        for words in self.not_priced:
+            yield f"not priced: {words}"
+        if self.not_priced:
+            yield "the interval is wider for what is not priced, and no layout is proven best"
 
-    def _tool_notes(self) -> tuple[str, ...]:
-        """Return a note if no usual tool runs what is asked."""
+    def _tool_notes(self) -> Iterator[str]:
+        """Yield a note if no usual tool runs what is asked."""
         asked = self.question
-        if asked is None or asked.tool is not None or self.tool.name != UNRESTRICTED:
-            return ()
-        return (
-            "no usual tool for this device, model and method runs what is asked; an unrestricted "
-            "runtime is assumed (--tool names one)",
-        )
+        if asked is not None and asked.tool is None and self.tool.name == UNRESTRICTED:
+            yield (
+                "no usual tool for this device, model and method runs what is asked; an "
+                "unrestricted runtime is assumed (--tool names one)"
+            )
 
-    def _mixer_notes(self) -> tuple[str, ...]:
-        """Return the kernels assumed for mixers other than attention, which software may lack;
+    def _mixer_notes(self) -> Iterator[str]:
+        """Yield the kernels assumed for mixers other than attention, which software may lack;
         template chips run the priced schedule.
         """
         model = self.model
         mixers = {part for mixer in (model.mixer, *model.mixers) for part in mixer.split("+")}
         assumed = [words for mixer, words in FUSED_MIXERS.items() if mixer in mixers]
         if not assumed or not isinstance(self.gpu, Gpu):
-            return ()
+            return
         if self.stack.plain_mixers:
-            return (
+            yield (
                 "state-space blocks run without their fused kernels: the time of their passes is "
                 "counted, not measured, and may be twice as long (mamba-ssm and causal-conv1d make "
-                "the step many times as fast)",
+                "the step many times as fast)"
             )
-        return (
+            return
+        yield (
             f"assumed: {' and '.join(assumed)}; without them the software runs these blocks in "
-            f"many small kernels, and a step takes far longer{SLOW_PATH * ('mamba2' in mixers)}",
+            f"many small kernels, and a step takes far longer{SLOW_PATH * ('mamba2' in mixers)}"
         )
 
-    def _kernel_notes(self, stored: StoredModel) -> tuple[str, ...]:
-        """Return a note if the captured kernels are not those of the stack."""
-        kernels = stored.file.kernels
+    def _kernel_notes(self, stored: StoredModel) -> Iterator[str]:
+        """Yield a note if the captured kernels are not those of the stack."""
         eager = self.stack.composed_gelu  # every element-wise step is a kernel
-        if eager and kernels == "fused":
-            return (
+        if eager and stored.file.kernels == "fused":
+            yield (
                 f"{stored.name} was captured as a fusing compiler runs it; for the memory of "
-                "eager PyTorch capture it with --keep eager",
+                "eager PyTorch capture it with --keep eager"
             )
-        if not eager and kernels == "eager":
-            return (
+        if not eager and stored.file.kernels == "eager":
+            yield (
                 f"{stored.name} was captured as eager PyTorch runs it; for stack "
-                f"{self.stack.name} capture it with --keep fused",
+                f"{self.stack.name} capture it with --keep fused"
             )
-        return ()
 
     @property
     def alias(self) -> dict[str, str]:

@@ -127,15 +127,13 @@ def shard_copies_s(stepper: Stepper, chunks: Sequence[Share]) -> float:
     run, layout, microbatches = stepper.run, stepper.layout, stepper.microbatches
     if not run.stack.gathered_at_loss or not layout.zero or layout.dp == layout.hsdp:
         return 0.0
-    shards = layout.divided(1.0, 0.0)
     piped, kept = layout.pp > 1, layout.zero < 3
     reductions = 1 if piped or run.stack.delays_reduction else microbatches
-
     padding = run.expert_padding(layout)
     # A loss outside of the model finds the head gathered; after one inside, all are divided again.
     gathered_once = run.stack.gathered_at_loss if layout.zero == 3 else ()
     gathered_once = () if "block" in gathered_once else gathered_once
-    in_bytes = COPY_IN_BYTES.get(round(run.states.weight), 0.0) * shards
+    in_bytes = COPY_IN_BYTES.get(round(run.states.weight), 0.0) * layout.divided(1.0, 0.0)
     reduced_bytes = REDUCED_BYTES.get(round(run.states.reduced), 0.0)
     if layout.zero == 2:  # `accumulation_s` counts a plain copy
         reduced_bytes -= HALF + run.states.reduced

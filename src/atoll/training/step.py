@@ -47,9 +47,7 @@ LayerPasses = tuple[PassSeconds, PassSeconds, PassSeconds]
 
 
 class HostTime(NamedTuple):
-    """Host seconds per microbatch: launches of each pass, which overlap with the device, and
-    `waiting_s`, which does not.
-    """
+    """Host seconds per microbatch: launches, which overlap with the device, and `waiting_s`."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -136,10 +134,7 @@ class _FixedTimes(NamedTuple):
     """Times of a layer that do not depend on the recomputation choice."""
 
     forward: PassSeconds
-    backward_s: float
-    backward_link_s: float
-    ring_back_s: float
-    exchange_s: float
+    backward: PassSeconds
     waiting_s: float
     late_s: float
     """Messages that overlap with the forward pass's computation and outlast it."""
@@ -159,17 +154,16 @@ class Stepper:
 
     def layer_passes(self, cost: LayerCost, recompute: str) -> LayerPasses:
         """Return the passes of one layer, without gathers of divided weights."""
-        fixed, kept = self._fixed_times(cost), cost.kept(recompute if cost.is_block else "none")
+        fixed, kept = self._fixed_times(cost), cost.kept(recompute)
         rings, exchanges = kept.share * kept.attention, kept.share * kept.exchange
         shown = kept.share * (1 - self.run.stack.overlap.in_products(self.layout.sp))
-        back_s = fixed.backward_s, fixed.backward_link_s, fixed.ring_back_s, fixed.exchange_s
         again = PassSeconds(
             kept.again.total_s + exchanges * fixed.waiting_s,
             shown * self._links_s(kept.links),
             rings * fixed.forward.context_s,
-            exchanges * fixed.exchange_s,
+            exchanges * fixed.forward.expert_s,
         )
-        return fixed.forward, PassSeconds(*back_s), again
+        return fixed.forward, fixed.backward, again
 
     def hides_gathers_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
         """Return the time in a layer's forward and backward pass behind which gathers of divided
@@ -177,13 +171,13 @@ class Stepper:
         attention would hide more of a ring's sends and of the gathers, and shorten the step.)
         Hooks gather ahead of their use only as far as the host is ahead of its device.
         """
-        fixed, kept = self._fixed_times(cost), cost.kept(recompute if cost.is_block else "none")
+        fixed, kept = self._fixed_times(cost), cost.kept(recompute)
         waiting_s = kept.exchange * fixed.waiting_s + kept.attention * fixed.late_s
         again_s = kept.again.total_s + kept.share * waiting_s
         hooked = self.layout.zero == 3 and self.run.stack.host_module_s > 0
         host = self.host(cost, recompute) if hooked else HostTime()
         forward_s = fixed.forward.compute_s + fixed.late_s - host.forward_s
-        backward_s = fixed.backward_s + fixed.late_back_s + again_s
+        backward_s = fixed.backward.compute_s + fixed.late_back_s + again_s
         backward_s -= host.backward_s + host.weight_s
         return max(0.0, forward_s), max(0.0, backward_s)
 
@@ -201,15 +195,11 @@ class Stepper:
         forward_s = cost.forward.total_s + waiting_s
         backward_s = backward.total_s + (run.imbalance - 1) * cost.expert_backward_s
 
-        forward_link_s = self._links_s(cost.forward_links)
-        hidden_s = self._links_s(cost.hidden_links)
-        backward_link_s = self._links_s(cost.backward_links)
         visible = 1 - overlap.in_products(self.layout.sp)
-        forward_link_s *= visible
-        backward_link_s *= visible
-        may_hide_s = visible * overlap.tensor * hidden_s
+        forward_link_s = visible * self._links_s(cost.forward_links)
+        may_hide_s = visible * overlap.tensor * self._links_s(cost.hidden_links)
         hides_s = min(may_hide_s, visible * backward.matrix_s)
-        backward_link_s -= hides_s
+        backward_link_s = visible * self._links_s(cost.backward_links) - hides_s
 
         ring_s = self._context_s(cost, cost.forward.attention_s)
         # Backwards, the gradients of keys and values are sent too.
@@ -218,19 +208,14 @@ class Stepper:
         sends_overlap = not run.stack.gives_heads(cost.kv_heads, self.layout.cp)
         return _FixedTimes(
             PassSeconds(forward_s, forward_link_s, ring_s, exchange_s),
-            backward_s,
-            backward_link_s,
-            ring_back_s,
-            exchange_s,
+            PassSeconds(backward_s, backward_link_s, ring_back_s, exchange_s),
             waiting_s,
             late_s=ring_s if sends_overlap else 0.0,
             late_back_s=may_hide_s - hides_s + (ring_back_s if sends_overlap else 0.0),
         )
 
     def unhidden(self, cost: LayerCost) -> bool:
-        """Return whether products hide all collectives that may hide behind them, so that longer
-        products lengthen the pass by as much.
-        """
+        """Return whether products are longer than the collectives that may hide behind them."""
         hidden_s = self._links_s(cost.hidden_links)
         return self.run.stack.overlap.tensor * hidden_s <= cost.backward.matrix_s
 
@@ -269,16 +254,15 @@ class Stepper:
         """Return the time of two all-to-alls: tokens to their experts and back."""
         bytes_, stride = self.exchange(cost)
         model, ep = self.run.model, self.layout.ep
-        chosen = model.experts_per_token if self.run.stack.sends_once else 1
-        limit = model.expert_groups
-        return 2 * all_to_all_s(self.run.network, bytes_, ep, stride, max(1, chosen), limit)
+        chosen = max(1, model.experts_per_token if self.run.stack.sends_once else 1)
+        return 2 * all_to_all_s(self.run.network, bytes_, ep, stride, chosen, model.expert_groups)
 
     def host(self, cost: LayerCost, recompute: str) -> HostTime:
         """Return the host time of a layer per microbatch."""
         stack = self.run.stack
         if not stack.host_kernel_s:
             return HostTime()
-        kept = cost.kept(recompute if cost.is_block else "none")
+        kept = cost.kept(recompute)
         weights = min(cost.weight.kernels, cost.backward.kernels)
         forward_s = stack.host_kernel_s * cost.forward.kernels
         backward_s = stack.host_kernel_s * (cost.backward.kernels - weights + kept.again.kernels)
@@ -303,12 +287,10 @@ class Stepper:
         """Return the host time of the passes of a stage over their time on the device."""
         pairs = [pair for chunk in chunks for pair in chunk]
         host_s = sum(n * self.host(cost, recompute).overlapped_s for cost, n in pairs)
-        device_s = sum(
-            n * seconds.total_s
-            for cost, n in pairs
-            for seconds in self.layer_passes(cost, recompute)
+        passes = (
+            (n, seconds) for cost, n in pairs for seconds in self.layer_passes(cost, recompute)
         )
-        return host_s / device_s
+        return host_s / sum(n * seconds.total_s for n, seconds in passes)
 
     def host_update_s(self, cost: LayerCost) -> float:
         """Return the host time of the optimizer's step for the tensors of a layer."""
@@ -321,17 +303,15 @@ class Stepper:
         each rank of a tensor group sends its part (Narayanan et al., SC 2021, section 4.1); with
         sequence parallelism the boundary is divided already.
         """
-        layout = self.layout
-        return boundary_bytes / (1 if layout.sp and layout.tp > 1 else layout.tp)
+        return boundary_bytes / (1 if self.layout.sp else self.layout.tp)
 
     def send_s(self, boundary_bytes: float) -> float:
         """Return the time of one activation (or gradient) to the next stage."""
         layout = self.layout
         if layout.pp == 1:
             return 0.0
-        sent = self.sent_bytes(boundary_bytes)
         stride = layout.tp * layout.cp * layout.dp
-        return neighbours_s(self.run.network, sent, layout.pp, stride)
+        return neighbours_s(self.run.network, self.sent_bytes(boundary_bytes), layout.pp, stride)
 
     def shared(self) -> tuple[SharedCollective, ...]:
         """Return the collectives of weights and gradients over the ranks that share them: inside a
@@ -371,10 +351,8 @@ class Stepper:
             for kind, gathers, parts, (group, stride_) in steps:
                 bytes_ = (run.gathered_bytes if gathers else run.states.reduced) / parts
                 if group > 1:
-                    bytes_per_parameter = counts[0] * bytes_, counts[1] * bytes_
-                    collectives.append(
-                        SharedCollective(kind, gathers, *bytes_per_parameter, group, stride_)
-                    )
+                    sent = counts[0] * bytes_, counts[1] * bytes_, group, stride_
+                    collectives.append(SharedCollective(kind, gathers, *sent))
         return tuple(collectives)
 
 

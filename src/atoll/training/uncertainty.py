@@ -140,10 +140,8 @@ class Spread:
     def mean_error(self) -> float:
         """Return the mean absolute error of a normal distribution with this interval."""
         sd, bias = self._normal_sd, self.bias
-        return float(
-            sd * math.sqrt(2 / math.pi) * math.exp(-0.5 * (bias / sd) ** 2)
-            + bias * math.erf(bias / sd / math.sqrt(2))
-        )
+        folded = sd * math.sqrt(2 / math.pi) * math.exp(-0.5 * (bias / sd) ** 2)
+        return folded + bias * math.erf(bias / sd / math.sqrt(2))
 
     @property
     def _normal_sd(self) -> float:
@@ -182,7 +180,7 @@ class Spread:
         """Return the causes by their share of the variance, largest first."""
         variance = self.sd**2
         sds = {**self.causes, "rest": self.rest}
-        rows = [
+        return tuple(
             ErrorCause(
                 cause=name,
                 title=CAUSES[name],
@@ -191,8 +189,7 @@ class Spread:
             )
             for name, sd in sorted(sds.items(), key=lambda pair: -pair[1])
             if sd > 0
-        ]
-        return tuple(rows)
+        )
 
 
 def spread(fit: ErrorFit, shares: Mapping[str, float]) -> Spread:
@@ -225,8 +222,8 @@ def updated(fit: ErrorFit, shares: Mapping[str, float], runs: Sequence[RunError]
     # Causes are no longer independent: each has its part of their variance by its own one.
     alone = np.abs(x) * np.sqrt(np.diag(left))
     scale_causes = scale * math.sqrt(max(0.0, x @ left @ x) / max(alone @ alone, TINY))
-    causes = dict(zip(names, (scale_causes * alone).tolist(), strict=True))
-    causes = {name: sd for name, sd in causes.items() if sd}
+    pairs = zip(names, (scale_causes * alone).tolist(), strict=True)
+    causes = {name: sd for name, sd in pairs if sd}
     mean = x @ measured.T @ np.linalg.solve(common, logs)
     return Spread(causes, math.hypot(scale * fit.rest, mean), 0.0, fit.reach)
 
@@ -317,12 +314,9 @@ def memory_shares(zero: int, parts_bytes: Mapping[str, float]) -> dict[str, floa
     total_bytes = sum(parts_bytes.values())
     states = sum(parts_bytes[name] for name in ("weights", "gradients", "optimizer")) / total_bytes
     activations = parts_bytes["activations"] / total_bytes
-    return {
-        "states": states,
-        "activations": activations,
-        "buffers": 1 - states - activations,
-        **_layout_shares(zero),
-    }
+    buffers = 1 - states - activations
+    shares = {"states": states, "activations": activations, "buffers": buffers}
+    return shares | _layout_shares(zero)
 
 
 def memory_spread(run: Run, layout: Layout, stage: Memory) -> Spread:
@@ -342,28 +336,25 @@ LONG = 65536
 
 
 def is_measured(run: Run, layout: Layout) -> bool:
-    """Return whether operators of the device were timed at its clock and no part of the layout is
-    extrapolated.
-    """
+    """Return whether the device was timed at its clock and the layout is not extrapolated."""
     beyond = (layout.cp > 1 and run.sequence >= LONG) or run.gpu.cap_W is not None
     names = {run.gpu.name, run.gpu.name.partition("-")[0]}  # a100-40 is an a100
     return not beyond and not names.isdisjoint(error_fits().devices)
 
 
 def narrowed(time: Spread, predicted_s: float) -> tuple[NarrowedInterval, ...]:
-    """Return what would narrow an interval, the most effective first, each with the interval that
-    would remain.
-    """
-    options = {}
-    if "network" in time.causes:
-        options["state the network (--network)"] = _measured(time, ("network",), 0.0)
-    if any(name in time.causes for name in COLLECTIVES):
-        words = "run nccl-tests on the nodes and pass the log to atoll calibrate --nccl-tests"
-        options[words] = _measured(time, COLLECTIVES, REPEATED)
-    words = "time one rank on one device (atoll measure) and pass the row to atoll calibrate"
-    options[words] = _measured(time, ON_DEVICE, REPEATED)
-    words = f"pass {SITE_RUNS} measured runs of the site to atoll calibrate --data"
-    options[words] = _after_runs(time, SITE_RUNS)
+    """Return what would narrow an interval and by how much, the most effective first."""
+    network = "state the network (--network)"
+    collectives = "run nccl-tests on the nodes and pass the log to atoll calibrate --nccl-tests"
+    on_device = "time one rank on one device (atoll measure) and pass the row to atoll calibrate"
+    site = f"pass {SITE_RUNS} measured runs of the site to atoll calibrate --data"
+    # What is not among the causes stays as wide as it is, and is left out.
+    options = {
+        network: _measured(time, ("network",), 0.0),
+        collectives: _measured(time, COLLECTIVES, REPEATED),
+        on_device: _measured(time, ON_DEVICE, REPEATED),
+        site: _after_runs(time, SITE_RUNS),
+    }
     rows = [
         NarrowedInterval(action=words, step_time_s=after.interval(predicted_s))
         for words, after in options.items()
@@ -375,11 +366,9 @@ def narrowed(time: Spread, predicted_s: float) -> tuple[NarrowedInterval, ...]:
 def _measured(time: Spread, names: Sequence[str], error: float) -> Spread:
     """Return the distribution once the named causes are measured to a relative error."""
     fits = error_fits().step_time.causes
-    left = {
-        name: sd * min(1.0, error / fits[name]) if name in names and name in fits else sd
-        for name, sd in time.causes.items()
-    }
-    return replace(time, causes=left)
+    left = {name: min(1.0, error / fits[name]) for name in names if name in fits}
+    causes = {name: sd * left.get(name, 1.0) for name, sd in time.causes.items()}
+    return replace(time, causes=causes)
 
 
 def _after_runs(time: Spread, runs: int) -> Spread:

@@ -56,16 +56,14 @@ def figures(
 
 
 def bounds(sums: Sums) -> tuple[Floats, Floats, Ints]:
-    """Return the same with lower bounds on the seconds of pipelines and of choices that are
-    bounds themselves, and without choices by stage.
-    """
+    """Return the same with lower bounds on the seconds, and without choices by stage."""
     memory, pipelines = sums.state_memory(), sums.distinct_pipelines()
     passes = pipelines[0].passes(pipelines[0].state_memory())
     time_s = np.zeros((len(sums.rows), sums.tables.bounds.size + 1))
     for least in (True, False):
         columns = np.flatnonzero(sums.tables.bounds == least)
         if columns.size:
-            chosen = map_arrays(passes, _columns, columns, columns)
+            chosen = map_arrays(passes, lambda values, at: values[:, at], columns, columns)
             time_s[:, columns] = step_bound_s(
                 sums, memory.states, chosen, least=least, pipelines=pipelines
             )
@@ -77,23 +75,15 @@ def bounds(sums: Sums) -> tuple[Floats, Floats, Ints]:
 def best_choices(
     sums: Sums, limit_s: float, memory: StateMemory | None = None
 ) -> tuple[Floats, Ints]:
-    """Return the seconds of each row with the best choices of its stages (infinite if none fits
-    or is below the limit), and these choices.
-    """
+    """Return each row's seconds with its best choices (infinite if none fits), and these."""
     time_s, needed, picks = figures(sums, memory, limit_s)
     fits = (needed[:, -1] <= sums.run.capacity_bytes) & (time_s[:, -1] >= 0)
     return np.where(fits, time_s[:, -1], np.inf), picks
 
 
 def _fastest(sums: Sums, passes: StagePasses) -> Ints:
-    """Return per stage the fastest choice that fits (ties: the first), or the one that needs
-    least memory.
-    """
+    """Return per stage the first of the fastest choices that fit, or the smallest choice."""
     fits = passes.bytes <= sums.run.capacity_bytes
     fitting_s = np.where(fits, passes.total_s, np.inf)
     first = (fitting_s <= fitting_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
     return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))
-
-
-def _columns(values: Floats, columns: Ints) -> Floats:
-    return values[:, columns]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import product
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -33,16 +34,10 @@ from atoll.training.memory import (
     transient_bytes,
 )
 from atoll.training.operators.layer_prices import LayerPrices
-from atoll.training.operators.layers import LayerCost
+from atoll.training.operators.layers import LayerCost, Layers
 from atoll.training.operators.tables import STAGES, LayoutTables
 from atoll.training.run import Run
-from atoll.training.step import (
-    LayerPasses,
-    Stepper,
-    accumulation_s,
-    resident_parameters,
-    update_s,
-)
+from atoll.training.step import LayerPasses, Stepper, accumulation_s, resident_parameters, update_s
 
 LEAST_CHOICE = "least"
 """A choice that recomputes nothing and keeps no more than "full": a lower bound on every choice, in
@@ -80,15 +75,10 @@ class LayoutSequence:
 
     def numbers(self) -> Ints:
         n = self._splits
-        return np.array(
-            [
-                (
-                    *(ORDER_NUMBERS[layout.schedule], layout.dp, layout.pp, layout.vpp),
-                    *(layout.zero, layout.hsdp, n.setdefault(layout.blocks, len(n))),
-                )
-                for layout in self.layouts
-            ]
-        ).T
+        order = [ORDER_NUMBERS[layout.schedule] for layout in self.layouts]
+        axes = [[x.dp, x.pp, x.vpp, x.zero, x.hsdp] for x in self.layouts]
+        split = [n.setdefault(layout.blocks, len(n)) for layout in self.layouts]
+        return np.column_stack([order, axes, split]).T
 
     def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
         return list(self._splits)[split]
@@ -162,19 +152,15 @@ def make_tables(
     groups, group = _numbered(dp, pp, zero > 0, hsdp, copies)
     sides, side = _numbered(outside, split, zero == 3)
     losses, loss = _numbered(order == ORDER_NUMBERS["gpipe"], m)
-    shapes = [
-        (ORDERS[number], p, v, layouts.blocks(ORDERS[number], p, v, n))
-        for number, p, v, n in np.stack([order, pp, vpp, splits], axis=1)[pipes].tolist()
-    ]
+    piped = np.stack([order, pp, vpp, splits], axis=1)[pipes].tolist()
+    shapes = [(ORDERS[o], p, v, layouts.blocks(ORDERS[o], p, v, n)) for o, p, v, n in piped]
     stages = [_stages(structure, *shape) for shape in shapes]
     counts = m[pipes].tolist()
     pipelines = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
     mixes, contents, chunk_mixes = _Numbers(), _Numbers(), _Numbers()
     chunk_mix = [chunk_mixes.numbers(pipe.chunk_mixes)[pipe.mix_of_chunk] for pipe in stages]
     mix = [
-        mixes.numbers([(len(pipe.mix_of_stage) == 1, counts) for counts in pipe.mixes])[
-            pipe.mix_of_stage
-        ]
+        mixes.numbers((len(pipe.mix_of_stage) == 1, n) for n in pipe.mixes)[pipe.mix_of_stage]
         for pipe in stages
     ]
     # Memory of a stage depends on which kinds of layers it has; logits and FSDP's buffers also on
@@ -187,22 +173,18 @@ def make_tables(
     content_layers = [
         [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents
     ]
-    heads = [any(n and head for n, head in zip(row, counted, strict=True)) for _, row in contents]
-    family = first.tp, first.cp, first.ep, first.etp
-    side_passes = [
-        priced.once(
-            (
-                "passes",
-                id(costs),
-                side.experts_outside,
-                side.schedule in SPLIT,
-                side.zero == 3,
-                *choices,
-            ),
-            partial(_passes, run, side, costs, choices),
-        )
-        for side in (layouts.layout(i) for i in sides.tolist())
-    ]
+    timed = ["none" if choice == LEAST_CHOICE else choice for choice in choices]
+    kept = ["full" if choice == LEAST_CHOICE else choice for choice in choices]
+    side_passes = []
+    for layout in map(layouts.layout, sides.tolist()):
+        apart = layout.experts_outside, layout.schedule in SPLIT, layout.zero == 3
+        make_passes = partial(_passes, run, layout, costs, timed)
+        side_passes.append(priced.once(("passes", id(costs), *apart, *choices), make_passes))
+    division_keys = np.stack([dp, zero, hsdp, copies, m > copies], axis=1)[divisions].tolist()
+    parameters, family = [], (first.tp, first.cp, first.ep, first.etp)
+    for at, key in zip(divisions.tolist(), division_keys, strict=True):
+        divided = partial(_divided, priced, layouts, at, bool(key[-1]))
+        parameters.append(priced.once(("division", *family, *key), divided))
     return LayoutTables(
         rows=np.stack([pp, m, copies, zero, split, pipe, division, group, side, loss], 1),
         starts=np.cumsum([0, *pp[pipes]])[:-1],
@@ -218,26 +200,13 @@ def make_tables(
         weighed=np.concatenate([pipe.weighed for pipe in pipelines]),
         peaks=np.concatenate([pipe.peaks for pipe in pipelines]),
         arrivals=np.concatenate([pipe.arrivals for pipe in stages]),
-        parameters=np.array(
-            [
-                priced.once(
-                    ("division", *family, *key, several),
-                    partial(_divided, priced, layouts, at, several),
-                )
-                for at, key, several in zip(
-                    divisions.tolist(),
-                    np.stack([dp, zero, hsdp, copies], axis=1)[divisions].tolist(),
-                    (m > copies)[divisions].tolist(),
-                    strict=True,
-                )
-            ]
-        ),
+        parameters=np.array(parameters),
         padding=np.array([run.expert_padding(layouts.layout(at)) - 1 for at in divisions.tolist()]),
         **_collectives(priced, costs, layouts, groups.tolist(), columns),
         kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
         passes=np.array([passes for passes, _ in side_passes]),
         parts=np.array([parts for _, parts in side_passes]),
-        kept=np.array([[kept_bytes(run, c, _as_kept(name)) for name in choices] for c in costs]),
+        kept=np.array([[kept_bytes(run, cost, name) for name in kept] for cost in costs]),
         contents=np.array(
             [
                 _content_row(priced, replace(first, pp=1 if alone else 2), layers)
@@ -247,19 +216,13 @@ def make_tables(
         ),
         transient=np.array(
             [
-                [
-                    [transient_bytes(run, layers, zero, _as_timed(choice)) for choice in choices]
-                    for zero in ZERO_STAGES
-                ]
+                [[transient_bytes(run, layers, zero, x) for x in timed] for zero in ZERO_STAGES]
                 for layers in content_layers
             ]
         ),
         logits=np.array(
             [
-                [
-                    logits_bytes(run, layout, layers, n) if head else 0.0
-                    for layers, head in zip(content_layers, heads, strict=True)
-                ]
+                [logits_bytes(run, layout, layers, n) for layers in content_layers]
                 for layout, n in ((layouts.layout(i), int(m[i])) for i in losses.tolist())
             ]
         ),
@@ -276,20 +239,10 @@ class _Numbers(dict[Any, int]):
 
 
 def _numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
-    """Return the first row of each combination of the columns' values, and the number of each
-    row's combination.
-    """
+    """Return the first row of each combination of values, and each row's combination number."""
     keys = np.ravel_multi_index(columns, [int(column.max()) + 1 for column in columns])
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     return first, number
-
-
-def _as_timed(choice: str) -> str:
-    return "none" if choice == LEAST_CHOICE else choice
-
-
-def _as_kept(choice: str) -> str:
-    return "full" if choice == LEAST_CHOICE else choice
 
 
 @lru_cache(maxsize=8192)
@@ -333,26 +286,16 @@ def per_parameter(priced: LayerPrices, layout: Layout, accumulates: bool) -> Flo
     """
     run, zero, copies = priced.run, layout.zero, layout.copies
 
-    def compute() -> Floats:
-        padding = run.expert_padding(layout)
-        states = [
-            run.state_bytes(dense + expert, layout.divided(dense, padding * expert), zero)
-            for dense, expert in UNITS
-        ]
+    def column(dense: float, expert: float) -> tuple[float, ...]:
+        divided = layout.divided(dense, run.expert_padding(layout) * expert)
+        weights, gradients, optimizer = run.state_bytes(dense + expert, divided, zero)
         if accumulates:
-            states = [(w, run.accumulated_bytes(1.0, g, zero), o) for w, g, o in states]
-        columns = [
-            (
-                *states_bytes,
-                accumulation_s(run, layout, copies + accumulates, dense, expert),
-                update_s(run, layout, dense, expert),
-            )
-            for states_bytes, (dense, expert) in zip(states, UNITS, strict=True)
-        ]
-        return np.array(columns).T
+            gradients = run.accumulated_bytes(1.0, gradients, zero)
+        added_s = accumulation_s(run, layout, copies + accumulates, dense, expert)
+        return weights, gradients, optimizer, added_s, update_s(run, layout, dense, expert)
 
-    ranks = layout.ranks, layout.expert_ranks
-    return priced.once(("parameter", *ranks, zero, layout.hsdp, copies, accumulates), compute)
+    key = "parameter", layout.ranks, layout.expert_ranks, zero, layout.hsdp, copies, accumulates
+    return priced.once(key, lambda: np.array([column(*unit) for unit in UNITS]).T)
 
 
 def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
@@ -361,10 +304,8 @@ def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """
     collectives = Stepper(run, layout).shared()
     times = [terms(run.network, item.kind, item.group, item.stride) for item in collectives]
-    columns = [
-        (collective.gathers, collective.dense, collective.expert, term.fixed_s, term.tree_s)
-        for collective, term in zip(collectives, times, strict=True)
-    ]
+    pairs = zip(collectives, times, strict=True)
+    columns = [(c.gathers, c.dense, c.expert, t.fixed_s, t.tree_s) for c, t in pairs]
     levels = len(run.network.levels)
     slopes = np.array([term.s_per_byte for term in times]).reshape(-1, levels)
     steps = np.array([term.steps for term in times]).reshape(-1, levels)
@@ -383,22 +324,12 @@ def _collectives(
     boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
     family = first.tp, first.cp, first.ep, first.etp
     shared, sends_s = [], []
-    for at, (order, dp, pp, _, zero, hsdp, _) in zip(
-        groups, columns[:, groups].T.tolist(), strict=True
-    ):
-        copies = int(_BY_ORDER[order, 0])
-        shared.append(
-            priced.once(
-                ("shared", *family, dp, pp, zero > 0, hsdp, copies),
-                partial(_shared_terms, run, layouts, at),
-            )
-        )
-        sends_s.append(
-            priced.once(
-                ("send", boundary, first.tp, first.cp, first.sp, dp, pp),
-                partial(_send_s, run, layouts, at, boundary),
-            )
-        )
+    rows = columns[:, groups].T.tolist()
+    for at, (order, dp, pp, _, zero, hsdp, _) in zip(groups, rows, strict=True):
+        key = "shared", *family, dp, pp, zero > 0, hsdp, int(_BY_ORDER[order, 0])
+        shared.append(priced.once(key, partial(_shared_terms, run, layouts, at)))
+        sent = "send", boundary, first.tp, first.cp, first.sp, dp, pp
+        sends_s.append(priced.once(sent, partial(_send_s, run, layouts, at, boundary)))
     ends = np.cumsum([len(collectives) for collectives, _, _ in shared])
     durations_s, shares = curves(run.network)
     return {
@@ -432,28 +363,21 @@ def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
     return *trained, *resident_parameters(run, cost), *others
 
 
-def _content_row(
-    priced: LayerPrices, layout: Layout, layers: Sequence[tuple[LayerCost, int]]
-) -> tuple[float, ...]:
+def _content_row(priced: LayerPrices, layout: Layout, layers: Layers) -> tuple[float, ...]:
     costs = [cost for cost, _ in layers]
-    return (
-        priced.shared(layout, costs),
-        max((cost.boundary_bytes for cost in costs if cost.is_block), default=0),
-        *(buffers_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
-        *(loss_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
-        *(padded_loss_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
-    )
+    boundary = max((cost.boundary_bytes for cost in costs if cost.is_block), default=0)
+    by_zero = product((buffers_bytes, loss_bytes, padded_loss_bytes), ZERO_STAGES)
+    buffers = (bytes_of(priced.run, layers, zero) for bytes_of, zero in by_zero)
+    return priced.shared(layout, costs), boundary, *buffers
 
 
 def _passes(
     run: Run, layout: Layout, costs: Sequence[LayerCost], choices: Sequence[str]
 ) -> tuple[Floats, Floats]:
-    """Return one row of `LayoutTables.passes` and `LayoutTables.parts`, without gathers of divided
-    weights.
-    """
+    """Return rows of `LayoutTables.passes` and `parts`, without gathers of divided weights."""
     stepper = Stepper(run, layout)
     rows = [
-        [_layer_passes(stepper, cost, _as_timed(choice)) for choice in choices]
+        [_layer_passes(stepper, cost, choice) for choice in choices]
         if cost.is_block
         else [_layer_passes(stepper, cost, "none")] * len(choices)
         for cost in costs
@@ -467,12 +391,6 @@ def _layer_passes(
 ) -> tuple[tuple[float, ...], LayerPasses]:
     forward, backward, again = parts = stepper.layer_passes(cost, choice)
     host = stepper.host(cost, choice)
-    row = (
-        forward.total_s,
-        backward.total_s + again.total_s,
-        host.overlapped_s,
-        host.waiting_s,
-        host.forward_s,
-        *stepper.hides_gathers_s(cost, choice),
-    )
-    return row, parts
+    passes_s = forward.total_s, backward.total_s + again.total_s
+    host_s = host.overlapped_s, host.waiting_s, host.forward_s
+    return (*passes_s, *host_s, *stepper.hides_gathers_s(cost, choice)), parts

@@ -63,11 +63,8 @@ def _path_s(sums: Sums, stages: Triple, chunks: Triple) -> Floats:
     all_s = f + b + w
     rows, t = sums.rows, sums.tables
     order, stage_rows = sums.order, rows[sums.row]
-    m, p, place = (
-        stage_rows[:, MICROBATCHES, None],
-        stage_rows[:, STAGES, None],
-        sums.stage_position[:, None],
-    )
+    m, p = stage_rows[:, MICROBATCHES, None], stage_rows[:, STAGES, None]
+    place = sums.stage_position[:, None]
     bound_s = m * all_s
     single = (t.chunks[rows[:, PIPE]] == 1)[sums.row]
     late = _LATE[order][sums.row][:, None]

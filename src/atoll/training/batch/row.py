@@ -12,15 +12,7 @@ from atoll.step.replay import PassTime
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import PARTS, RESERVED, Memory, workspace_bytes
-from atoll.training.operators.tables import (
-    COPIES,
-    GROUP,
-    LOSS,
-    PIPE,
-    SIDE,
-    ZERO,
-    ContentColumn,
-)
+from atoll.training.operators.tables import COPIES, GROUP, LOSS, PIPE, SIDE, ZERO, ContentColumn
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
 SHARDED = PassSeconds._fields.index("sharded_s")
@@ -46,20 +38,32 @@ def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
     reduced_s = sums.with_gradients_s(states, sums.behind_s(passes), *paces_s).item()
     without_messages = sums.paces_s(passes, wanted, np.zeros_like(sums.message_s))
     alone_s = max(pace_s.item() for pace_s in without_messages)
-    slowest = sums.slowest(passes.total_s).item()
-    busy_s = sums.m.item() * passes.total_s[slowest].item()
+    run, m, slowest = sums.run, sums.m.item(), sums.slowest(passes.total_s).item()
+    busy_s = m * passes.total_s[slowest].item()
     idle_s = max(0.0, alone_s - busy_s)
     passes_s = max(device_s, host_s)
-    step = _step(
-        sums,
-        states,
-        parts[slowest],
-        host_s=passes.stages.host_s[slowest].item(),
+    accumulate_s, update_s = states.accumulate_s.item(), states.update_s.item()
+    # Of m microbatches on the slowest stage.
+    forward, backward, recompute = m * parts[slowest]
+    spent, again = (PassSeconds(*part.tolist()) for part in (forward + backward, recompute))
+    gradient_s = reduced_s - passes_s
+    step = StepTime(
+        time_s=passes_s + accumulate_s + gradient_s + update_s + run.stack.step_s,
+        compute_s=spent.compute_s,
+        accumulate_s=accumulate_s,
+        recompute_s=again.compute_s,
+        tensor_s=spent.tensor_s + again.tensor_s,
+        context_s=spent.context_s + again.context_s,
+        expert_s=spent.expert_s + again.expert_s,
+        sharded_s=spent.sharded_s,
         bubble_s=idle_s,
         send_s=max(0.0, passes_s - busy_s - idle_s),
-        passes_s=passes_s,
-        gradient_s=reduced_s - passes_s,
+        gradient_s=gradient_s,
+        optimizer_s=update_s,
+        host_s=m * passes.stages.host_s[slowest].item() + run.stack.step_s,
     )
+    # The slack of a site and the wait for the slowest device lengthen all parts alike.
+    step = step.scaled(run.slack)
     stages = _stages(sums, states, passes, parts, hosts=host_s > device_s)
     messages_s = tuple((activation, gradient) for activation, gradient in sums.message_s.tolist())
     return LayoutRow(step, row_memory(sums, states, picks), stages, messages_s)
@@ -67,9 +71,8 @@ def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
 
 def _by_pod(sums: Sums, stage_values: Callable[..., Floats], *args: Any) -> Floats:
     """Return the values of each stage on its devices."""
-    return np.stack([stage_values(pod, *args) for pod in sums.pods])[
-        sums.pod, np.arange(len(sums.pod))
-    ]
+    values = np.stack([stage_values(pod, *args) for pod in sums.pods])
+    return values[sums.pod, np.arange(len(sums.pod))]
 
 
 def _stage_parts(sums: Sums, picks: Ints) -> Floats:
@@ -102,42 +105,6 @@ def _cached(sums: Sums, states: StateCosts, parts: Floats) -> Floats:
     cached += stack.cached_loss * t.logits[rows[:, LOSS], content]
     usual = RESERVED * parts.sum(axis=1)
     return np.asarray(np.where((zero > 0) & (stack.cached_loss > 0), cached, usual))
-
-
-def _step(
-    sums: Sums,
-    states: StateCosts,
-    parts: Floats,
-    *,
-    host_s: float,
-    bubble_s: float,
-    send_s: float,
-    passes_s: float,
-    gradient_s: float,
-) -> StepTime:
-    """Return the step by part: `m` microbatches on the slowest stage, and what all stages wait for.
-    The slack of a site and the wait for the slowest device lengthen all parts alike.
-    """
-    run, m = sums.run, sums.m.item()
-    accumulate_s, update_s = states.accumulate_s.item(), states.update_s.item()
-    forward, backward, recompute = m * parts
-    spent, again = (PassSeconds(*part.tolist()) for part in (forward + backward, recompute))
-    step = StepTime(
-        time_s=passes_s + accumulate_s + gradient_s + update_s + run.stack.step_s,
-        compute_s=spent.compute_s,
-        accumulate_s=accumulate_s,
-        recompute_s=again.compute_s,
-        tensor_s=spent.tensor_s + again.tensor_s,
-        context_s=spent.context_s + again.context_s,
-        expert_s=spent.expert_s + again.expert_s,
-        sharded_s=spent.sharded_s,
-        bubble_s=bubble_s,
-        send_s=send_s,
-        gradient_s=gradient_s,
-        optimizer_s=update_s,
-        host_s=m * host_s + run.stack.step_s,
-    )
-    return step.scaled(run.slack)
 
 
 def _stages(

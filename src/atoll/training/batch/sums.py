@@ -7,23 +7,19 @@ compares them with a sum layer by layer on random layouts.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.fabric.nested import sized_s
 from atoll.step.bubbles import bytes_at_peak
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
-from atoll.training.batch.cost_arrays import (
-    Paces,
-    StagePasses,
-    StateCosts,
-    StateMemory,
-    Triple,
-)
+from atoll.tools.stack import Overlap
+from atoll.training.batch.cost_arrays import Paces, StagePasses, StateCosts, StateMemory, Triple
 from atoll.training.memory import PeakParts, peak_parts
 from atoll.training.operators.tables import (
     COPIES,
@@ -92,10 +88,9 @@ class Sums:
         t, pipe = self.tables, self.rows[self.row, PIPE]
         per_stage = t.chunks[pipe]
         apart = np.flatnonzero(per_stage > 1)
-        stage = np.repeat(apart, per_stage[apart])
-        number = np.arange(len(stage)) - np.repeat(
-            np.cumsum(per_stage[apart]) - per_stage[apart], per_stage[apart]
-        )
+        counts = per_stage[apart]
+        stage = np.repeat(apart, counts)
+        number = np.arange(len(stage)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = t.chunk_starts[pipe[stage]] + self.stage_position[stage] * per_stage[stage] + number
         return stage, t.chunk_mix[at]
 
@@ -144,16 +139,14 @@ class Sums:
         sums = t.counts @ t.kinds
         for column in _DENSE_COLUMNS[self.run.adapters is not None :]:
             sums[:, column] -= contents[:, ContentColumn.SHARED_PARAMETERS]
-        dense, expert, *all_parameters, waiting, copied, weight_s, launch_s, host_update_s = sums[
-            self.mix
-        ].T
+        columns = sums[self.mix].T
+        dense, expert, *all_parameters, waiting, copied, weight_s, launch_s, host_update_s = columns
         contents = contents[self.mix]
         per_parameter = t.parameters[stage_rows[:, DIVISION]]
+        counts = all_parameters, *[(dense, expert)] * 4  # weights are of all parameters
         weights, gradients, optimizer, accumulate_s, update_s = (
             per_parameter[:, i, DENSE] * dense_count + per_parameter[:, i, EXPERT] * expert_count
-            for i, (dense_count, expert_count) in enumerate(
-                [all_parameters, *[(dense, expert)] * 4]
-            )
+            for i, (dense_count, expert_count) in enumerate(counts)
         )
         weights += np.where(zero < 3, copied, 0.0)
         buffers = contents[np.arange(len(contents)), ContentColumn.BUFFER_BYTES + zero]
@@ -234,7 +227,7 @@ class Sums:
     def _paces(
         self,
         parts: Sequence[Floats] | Floats,
-        split: NDArray[np.bool_],
+        split: Bools,
         weight_s: Floats,
         launch_s: Floats,
         late_s: Floats,
@@ -261,9 +254,8 @@ class Sums:
         unhidden = steady_s + once_s + waiting
         device_b = backward - weight_s[:, None]
         more = np.where(split, waiting, unhidden) / 2
-        weight, host_w = (
-            np.broadcast_to(pass_s[:, None], forward.shape) for pass_s in (weight_s, launch_s)
-        )
+        weight = np.broadcast_to(weight_s[:, None], forward.shape)
+        host_w = np.broadcast_to(launch_s[:, None], forward.shape)
         host_f = launch_f + waiting / 2
         host_b = host_s - launch_f - host_w + waiting / 2
         if not self.hosts_apart.any():
@@ -308,14 +300,12 @@ class Sums:
         kept = (t.weighed @ t.kept)[self.stage]
         peaks = t.peaks[self.stage].transpose(1, 2, 0)[..., None]
         activations = bytes_at_peak(peaks, kept, states.waiting[:, None])
-        at_loss = t.contents[content, ContentColumn.LOSS_BYTES + rows[:, ZERO]][:, None]
-        padding = t.padding[rows[:, DIVISION], None]
-        at_loss += (
-            padding * t.contents[content, ContentColumn.PADDED_LOSS_BYTES + rows[:, ZERO], None]
-        )
-        logits = t.logits[rows[:, LOSS], content][:, None] + at_loss
+        zero, padding = rows[:, ZERO], t.padding[rows[:, DIVISION], None]
+        at_loss = t.contents[content, ContentColumn.LOSS_BYTES + zero, None]
+        padded_loss = t.contents[content, ContentColumn.PADDED_LOSS_BYTES + zero, None]
+        logits = t.logits[rows[:, LOSS], content, None] + (at_loss + padding * padded_loss)
         early = (rows[:, MICROBATCHES] > 1) | self.bucketed
-        phases, parameters, padded = np.moveaxis(t.transient[content, rows[:, ZERO]], -1, 0)
+        phases, parameters, padded = np.moveaxis(t.transient[content, zero], -1, 0)
         freed = -self.run.states.reduced if self.stack.delays_reduction else 0.0
         reduced = np.where(early, freed, t.parameters[rows[:, DIVISION], 1, DENSE])
         phases = phases + parameters * reduced[:, None, None] + padded * padding[..., None]
@@ -327,22 +317,20 @@ class Sums:
         return peak_parts(self.run, parts, at_end, shared, early[:, None], roots_bytes)
 
     @property
-    def bucketed(self) -> NDArray[np.bool_]:
+    def bucketed(self) -> Bools:
         """Whether gradients of each stage stay in buckets."""
         begin, end = self.tables.spans[self.rows[self.row, GROUP]].T
         replicated = (self.rows[self.row, ZERO] == 0) & (begin < end)
         return np.asarray(replicated & self.stack.buckets)
 
-    def step_s(self, states: StateCosts, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
-        """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;
-        infinite where it is not `wanted`.
-        """
+    def step_s(self, states: StateCosts, passes: StagePasses, wanted: Bools) -> Floats:
+        """Return (rows, choices): seconds of the step; infinite where it is not `wanted`."""
         paces_s = self.paces_s(passes, wanted)
         reduced_s = self.with_gradients_s(states, self.behind_s(passes), *paces_s)
         return self.with_update_s(states, reduced_s)
 
     def paces_s(
-        self, passes: StagePasses, wanted: NDArray[np.bool_], message_s: Floats | None = None
+        self, passes: StagePasses, wanted: Bools, message_s: Floats | None = None
     ) -> tuple[Floats, Floats]:
         """Return (rows, choices): seconds of all microbatches with device times and, where hosts
         have a pace of their own, with host times; messages take `message_s` or as in the tables.
@@ -357,17 +345,13 @@ class Sums:
     @property
     def hidden(self) -> Floats:
         """Share of each row's gradient collectives that may overlap with passes."""
-        share = self.stack.overlap.hidden_gradient
-        shares = np.array([[share(zero, pp) for pp in (1, 2)] for zero in ZERO_STAGES])
-        hidden: Floats = shares[self.rows[:, ZERO], (self.rows[:, STAGES] > 1) * 1][:, None]
-        return self.run.overlap_gain * hidden
+        zero, stages = self.rows[:, ZERO], self.rows[:, STAGES]
+        return self.run.overlap_gain * hidden_gradients(self.stack.overlap, zero, stages)[:, None]
 
     def with_gradients_s(
         self, states: StateCosts, behind_s: Triple, passes_s: Floats, host_s: Floats
     ) -> Floats:
-        """Add exposed gradient collectives to all passes, for device and host times. `behind_s` is
-        the result of `behind_s`.
-        """
+        """Add exposed gradient collectives to all passes, for device and host times."""
         hidden, apart = self.hidden, self.hosts_apart
         if self.slower is not None:
             shortest_s, most_s, _ = behind_s
@@ -421,9 +405,7 @@ class Sums:
         return after_s, backward_s(*passes.stages.counted), backward_s(*passes.stages.host)
 
     def distinct_pipelines(self) -> tuple[Sums, Ints]:
-        """Return sums of one row per distinct pipeline, whose passes take the same time, and the
-        number of each row's pipeline.
-        """
+        """Return sums of one row per pipeline with other times, and each row's pipeline."""
         rows = self.rows
         hosts_update = self.tables.kinds[:, KindColumn.HOST_UPDATE_S].any()
         gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP] + 1, 0)
@@ -435,16 +417,12 @@ class Sums:
         return Sums(self.tables, rows[first]), number
 
     @property
-    def hosts_apart(self) -> NDArray[np.bool_]:
+    def hosts_apart(self) -> Bools:
         """Whether host times are replayed separately, per row."""
         return (self.rows[:, SPLIT, None] > 0) & self.launches
 
     def replayed_s(
-        self,
-        stages: Triple,
-        chunks: Triple,
-        wanted: NDArray[np.bool_],
-        messages_s: Floats,
+        self, stages: Triple, chunks: Triple, wanted: Bools, messages_s: Floats
     ) -> Floats:
         """Return (rows, choices): seconds of all microbatches (`step.replay.pipeline_s`) for these
         times of stages, chunks and messages; infinite where it is not `wanted`.
@@ -483,12 +461,24 @@ def map_arrays(
     return StagePasses(stages, chunks, *(change(values, stage_index) for values in passes[2:]))
 
 
-def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct pairs of small numbers (2, pairs), and the index of each entry's pair;
-    marks are faster than sorting.
+def hidden_gradients(overlap: Overlap, zero: Ints, stages: Ints) -> Floats:
+    """Return the share of gradient collectives that may overlap with passes, by layout."""
+    shares = [[overlap.hidden_gradient(x, pp) for pp in (1, 2)] for x in ZERO_STAGES]
+    hidden: Floats = np.array(shares)[zero, (stages > 1) * 1]
+    return hidden
+
+
+def numbered(values: NDArray[Any]) -> tuple[Ints, Ints]:
+    """Return the distinct values (small integers) in ascending order, and the index of each entry
+    among them. Marking values in a table is faster than sorting.
     """
+    marks = np.zeros(int(values.max(initial=0)) + 1, dtype=np.bool_)
+    marks[values] = True
+    return np.flatnonzero(marks), (np.cumsum(marks) - 1)[values]
+
+
+def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints]:
+    """Return the distinct pairs of small numbers (2, pairs), and the index of each entry's pair."""
     length = int(second.max(initial=0)) + 1
-    numbers = first * length + second
-    marks = np.zeros(int(numbers.max(initial=0)) + 1, dtype=np.bool_)
-    marks[numbers] = True
-    return np.array(np.divmod(np.flatnonzero(marks), length)), (np.cumsum(marks) - 1)[numbers]
+    pairs, which = numbered(first * length + second)
+    return np.array(np.divmod(pairs, length)), which

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from atoll.base.units import format_bytes, ranges
 from atoll.fabric.nested import send_s
@@ -14,11 +15,11 @@ from atoll.placement.replay import ReplayedStep, replay_step
 from atoll.step.layout import Layout, check_layout
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.memory import Memory
-from atoll.training.mixed.pod_sums import joined_row, pod_by_stage
+from atoll.training.mixed.pod_sums import joined_row, joined_sums, pod_by_stage
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import Share, recompute_choices
 from atoll.training.replay import replay_estimate, stage_passes
-from atoll.training.step import StageTime, Stepper, StepTime
+from atoll.training.step import StageTime, StepTime
 
 By = Literal["alone", "stages", "replicas"]
 
@@ -38,12 +39,10 @@ class PodPlacement:
     """Sequences per microbatch of each pod's replicas."""
 
     def __str__(self) -> str:
-        shares = "/".join(map(str, self.microbatches))
-        first_size = f"mbs{self.layout.microbatch}"
-        words = str(self.layout)
-        return (
-            words.replace(first_size, f"mbs{shares}") if len(set(self.microbatches)) > 1 else words
-        )
+        words, sizes = str(self.layout), "/".join(map(str, self.microbatches))
+        if len(set(self.microbatches)) <= 1:
+            return words
+        return words.replace(f"mbs{self.layout.microbatch}", f"mbs{sizes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +90,13 @@ class MixedEstimate:
 
     @property
     def devices(self) -> int:
-        return sum(self.pods.runs[i].devices for i in self.placed.pods)
+        return sum(self.pods.sizes(self.placed.pods))
 
     @cached_property
     def left_out(self) -> tuple[str, ...]:
         """Unused pods."""
-        return tuple(
-            f"{run.devices:,} {run.gpu.name}"
-            for i, run in enumerate(self.pods.runs)
-            if i not in self.placed.pods
-        )
+        unused = (run for i, run in enumerate(self.pods.runs) if i not in self.placed.pods)
+        return tuple(f"{run.devices:,} {run.gpu.name}" for run in unused)
 
     def crossing(self) -> str:
         """Describe what is sent between pods."""
@@ -111,9 +107,7 @@ class MixedEstimate:
             what = {0: "gradients", 1: "gradients and weights", 2: "gradients and weights"}
             all_passes = "weights and gradients of every layer in every pass"
             return f"{what.get(layout.zero, all_passes)} cross between pods (data parallelism)"
-        stage_pods = pod_by_stage(
-            layout.pp, tuple(self.pods.runs[i].devices for i in self.placed.pods)
-        )
+        stage_pods = pod_by_stage(layout.pp, self.pods.sizes(self.placed.pods))
         ends = [i for i in range(1, layout.pp) if stage_pods[i] != stage_pods[i - 1]]
         before = " and ".join(ranges("stage", [i]) for i in ends)
         return f"activations and gradients cross between pods before {before} (pipeline)"
@@ -125,26 +119,23 @@ class MixedEstimate:
             return f"{names[0]} alone"
         if self.placed.by == "replicas":
             return f"replicas on {' and '.join(names)}"
-        stages = [
-            [stage.blocks for stage in self.stages if stage.pod == pod] for pod in self.placed.pods
-        ]
-        pairs = zip(names, stages, strict=True)
-        return ", then ".join(f"{sum(blocks)} blocks on {name}" for name, blocks in pairs)
+        blocks = Counter[int]()
+        for stage in self.stages:
+            blocks[stage.pod] += stage.blocks
+        pairs = zip(names, self.placed.pods, strict=True)
+        return ", then ".join(f"{blocks[pod]} blocks on {name}" for name, pod in pairs)
 
     def sentences(self) -> list[str]:
         """Describe the stages of each pod, and the bottleneck."""
-        names = [run.gpu.name for run in self.pods.runs]
         rows = []
-        for pod in self.placed.pods:
-            mine = [stage for stage in self.stages if stage.pod == pod]
+        for place, pod in enumerate(self.placed.pods):
+            run, mine = self.pods.runs[pod], [stage for stage in self.stages if stage.pod == pod]
+            stages = ranges("stage", [stage.stage for stage in mine])
             blocks = ", ".join(str(stage.blocks) for stage in mine)
-            rows.append(
-                f"{self.pods.runs[pod].devices:,} {names[pod]}: "
-                f"{ranges('stage', [stage.stage for stage in mine])}, blocks {blocks}"
-            )
+            row = f"{run.devices:,} {run.gpu.name}: {stages}, blocks {blocks}"
             if len(set(self.placed.microbatches)) > 1:
-                share = self.placed.microbatches[self.placed.pods.index(pod)]
-                rows[-1] += f", microbatches of {share}"
+                row += f", microbatches of {self.placed.microbatches[place]}"
+            rows.append(row)
         return [*rows, f"bottleneck: {self.bottleneck()}", self.crossing()]
 
     def bottleneck(self) -> str:
@@ -173,43 +164,30 @@ class PodEstimator:
                 self._estimators[key] = Estimator(run)
         return [self._estimators[frozenset(pods), i, crossed] for i in pods]
 
-    def sizes(self, pods: Sequence[int]) -> tuple[int, ...]:
-        """Return the devices per pod."""
-        return tuple(self.pods.runs[i].devices for i in pods)
-
     def estimate(self, placed: PodPlacement) -> MixedEstimate:
-        if placed.by == "stages":
-            return self._stages(placed)
-        return self._replicas(placed)
+        return self._stages(placed) if placed.by == "stages" else self._replicas(placed)
 
     def _stages(self, placed: PodPlacement) -> MixedEstimate:
         layout, estimators = placed.layout, self.estimators(placed.pods, crossed=False)
-        run, sizes = estimators[0].run, self.sizes(placed.pods)
+        run, sizes = estimators[0].run, self.pods.sizes(placed.pods)
         check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
-        stage_pods = pod_by_stage(layout.pp, sizes)
-        stepper, shares = estimators[0].shares(layout)
-        link_s = self.link_s(stepper, boundary_bytes(shares))
-        choices = max(
-            (recompute_choices(pod.costs(layout), layout.recompute) for pod in estimators), key=len
-        )
-        row, policies = joined_row(estimators, layout, choices, sizes, link_s)
-        step, memory, times, messages_s = row
-        stages = tuple(
-            PodStage(placed.pods[pod], stage, block_count(shares[stage]), *stage_parts)
-            for stage, (pod, stage_parts) in enumerate(
-                zip(stage_pods, zip(times, memory, policies, strict=True), strict=True)
-            )
-        )
+        (_, shares), link_s = estimators[0].shares(layout), self.link_s(estimators[0], layout)
+        choices = longest_choices(estimators, layout)
+        make_sums = joined_sums(estimators, [layout], choices, sizes, link_s)
+        (step, memory, times, messages_s), policies = joined_row(make_sums, choices)
+        stage_pods = [placed.pods[pod] for pod in pod_by_stage(layout.pp, sizes)]
+        stages = _pod_stages(stage_pods, shares, times, memory, policies)
         main = max((pod.run for pod in estimators), key=lambda pod_run: pod_run.slack)
         replayed = replay_step(stage_passes(main, layout, step, times, messages_s))
         return MixedEstimate(self.pods, placed, step.time_s, step, stages, replayed)
 
-    def link_s(self, stepper: Stepper, bytes_: float) -> float:
+    def link_s(self, estimator: Estimator, layout: Layout) -> float:
         """Return the time of one activation over the link between pods."""
         if self.pods.link is None:
             return 0.0
+        stepper, shares = estimator.shares(layout)
         link = Network("link", (replace(self.pods.link, devices=2),))
-        return send_s(link, stepper.sent_bytes(bytes_), 1)
+        return send_s(link, stepper.sent_bytes(boundary_bytes(shares)), 1)
 
     def _replicas(self, placed: PodPlacement) -> MixedEstimate:
         """Estimate replicas: the slowest pod's passes and gradients, then the slowest update."""
@@ -220,29 +198,33 @@ class PodEstimator:
             runs = [estimator.run for estimator in self.estimators(placed.pods, crossed=True)]
         # Microbatches of all replicas together have this many sequences.
         model_ranks = layout.tp * layout.cp * layout.pp
-        counts = zip(self.sizes(placed.pods), placed.microbatches, strict=True)
-        m = runs[0].global_batch // sum(
-            size // model_ranks * microbatch for size, microbatch in counts
-        )
-        times_s, stages, estimates = [], [], []
+        counts = zip(self.pods.sizes(placed.pods), placed.microbatches, strict=True)
+        m = runs[0].global_batch // sum(size // model_ranks * n for size, n in counts)
+        stages: tuple[PodStage, ...] = ()
+        times_s, estimates = [], []
         for pod, run, microbatch in zip(placed.pods, runs, placed.microbatches, strict=True):
             pod_estimator = Estimator(replace(run, global_batch=layout.dp * microbatch * m))
             estimate = pod_estimator.estimate(replace(layout, microbatch=microbatch))
             step, (_, shares) = estimate.step, pod_estimator.shares(estimate.layout)
             times_s.append((step.time_s - step.optimizer_s, step.optimizer_s))
             estimates.append(estimate)
-            stages += [
-                PodStage(pod, i, block_count(shares[i]), *stage_parts)
-                for i, stage_parts in enumerate(
-                    zip(estimate.stages, estimate.memory, estimate.policies, strict=True)
-                )
-            ]
+            parts = estimate.stages, estimate.memory, estimate.policies
+            stages += _pod_stages([pod] * layout.pp, shares, *parts)
         time_s = sum(max(part_s) for part_s in zip(*times_s, strict=True))
         longest = max(estimates, key=lambda estimate: estimate.step.time_s)
         replayed = replay_estimate(longest)
-        return MixedEstimate(self.pods, placed, time_s, longest.step, tuple(stages), replayed)
+        return MixedEstimate(self.pods, placed, time_s, longest.step, stages, replayed)
 
 
-def block_count(chunks: Sequence[Share]) -> int:
-    """Return the number of blocks of a stage."""
-    return sum(n for chunk in chunks for cost, n in chunk if cost.is_block)
+def longest_choices(estimators: Sequence[Estimator], layout: Layout) -> tuple[str, ...]:
+    """Return the recomputation choices of a layout, of the pod that has most."""
+    every = (recompute_choices(pod.costs(layout), layout.recompute) for pod in estimators)
+    return max(every, key=len)
+
+
+def _pod_stages(
+    pods: Sequence[int], shares: Sequence[Sequence[Share]], *parts: Sequence[Any]
+) -> tuple[PodStage, ...]:
+    """Return the stages of a layout, given the pod, layers, times, memory and policy of each."""
+    blocks = [sum(n for chunk in x for cost, n in chunk if cost.is_block) for x in shares]
+    return tuple(map(PodStage, pods, range(len(pods)), blocks, *parts))

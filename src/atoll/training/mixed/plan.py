@@ -20,7 +20,7 @@ from atoll.tools.tool import Tool
 from atoll.training.mixed.estimate import MixedEstimate, PodEstimator, PodPlacement
 from atoll.training.mixed.pods import Pods, load_pods, make_pods
 from atoll.training.mixed.search import PodSearchResult, TimedPlacement, pod_uses, search
-from atoll.training.planner.plan import RUNNERS_UP, Plan, plan
+from atoll.training.planner.plan import RUNNERS_UP, Plan, plan, proof_words
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.request import axes_from_question, run_from_question
 
@@ -60,19 +60,17 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
                 f"{' and '.join(map(str, placed.microbatches))} sequences, but launch files have "
                 "one size for all ranks; plan with export, which leaves these out"
             )
-        run = runs[0]
+        run, layout = runs[0], placed.layout
         file: LaunchFile = import_named("atoll.export:export")(
             target,
             run.model,
-            replace(placed.layout, blocks=()),
+            replace(layout, blocks=()),
             sequence=run.sequence,
             global_batch=run.global_batch,
             precision=run.precision,
             devices_per_node=min(pod_run.network.node for pod_run in runs),
-            stages=placed.layout.blocks or None,
-            exchanges_heads=run.stack.gives_heads(
-                run.model.kv_heads // placed.layout.tp, placed.layout.cp
-            ),
+            stages=layout.blocks or None,
+            exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
         )
         where = ", then ".join(f"{pod_run.devices:,} {pod_run.gpu.name}" for pod_run in runs)
         note = f"ranks are numbered through the pods in this order: {where}"
@@ -100,20 +98,16 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
         gpu = self.pods.runs[fullest.pod].gpu
         needed, capacity = fullest.memory.needed, gpu.hbm_bytes
         unused = f"; not used: {', '.join(best.left_out)}" if best.left_out else ""
+        memory = (
+            f"{format_bytes(needed)} needed of {format_bytes(capacity)} on the fullest {gpu.name}"
+        )
+        spare = f"{format_bytes(capacity - needed)} ({1 - needed / capacity:.0%})"
         words = f"proven fastest of {proof.over}" if proof.proven else proof.sentence()
         return [
             *(("Note", note) for note in self.notes),
             ("Run", f"{run.model.name} on {self.pods}: {best.placed}{unused}"),
-            (
-                "Step",
-                f"{format_seconds(best.time_s, 3)}, {run.tokens / best.time_s:,.0f} tokens/s",
-            ),
-            (
-                "Memory",
-                f"{format_bytes(needed)} needed of {format_bytes(capacity)} on the fullest "
-                f"{gpu.name}: fits, {format_bytes(capacity - needed)} "
-                f"({1 - needed / capacity:.0%}) to spare",
-            ),
+            ("Step", f"{format_seconds(best.time_s, 3)}, {run.tokens / best.time_s:,.0f} tokens/s"),
+            ("Memory", f"{memory}: fits, {spare} to spare"),
             ("Confidence", f"{words}; runs on several pods were never measured"),
         ]
 
@@ -129,14 +123,7 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
             >>> plan.proof()  # doctest: +ELLIPSIS
             'proven ...'
         """
-        ruled_out = self.certificate.ruled_out
-        words = [
-            f"{ruled_out['memory']:,} do not fit in memory",
-            f"{ruled_out['time']:,} are provably slower",
-            *([f"{self.unseen:,} were not evaluated ({self.stopped})"] if self.stopped else []),
-            f"{self.certificate.evaluated:,} were estimated in full",
-        ]
-        return f"{self.certificate.sentence()}; {', '.join(words)}"
+        return proof_words(self.certificate, self.unseen, self.stopped)
 
     def left_out(self) -> str:
         """What the proof does not speak about.
@@ -159,8 +146,7 @@ def plan_pods(
     """Find the fastest layout on the pods of a question."""
     stop = stop or Stop()
     stop.limit(question.time_limit)
-    pods_file = load_pods(str(question.pods))
-    run = run_from_question(question)
+    pods_file, run = load_pods(str(question.pods)), run_from_question(question)
     asked = question.stack is not None or question.tool is not None
     pods = make_pods(pods_file, run, asked)
     axes, launched = axes_from_question(question, run), run.tool.write is not None
@@ -184,35 +170,25 @@ def plan_mixed(
     """
     axes, stop, count = axes or Axes(), stop or Stop(), runners_up + 1
     parts, alone = _plan_single_pods(pods, axes, stop, progress)
-    single_pods = [
-        TimedPlacement(
-            single.step.time_s,
-            PodPlacement(single.layout, (pod,), "alone", (single.layout.microbatch,)),
-        )
-        for pod, part in parts.items()
-        for single in (part.fastest, *part.runners_up)
-    ]
+    single_pods = []
+    for pod, part in parts.items():
+        for single in (part.fastest, *part.runners_up):
+            sizes = (single.layout.microbatch,)
+            placed = PodPlacement(single.layout, (pod,), "alone", sizes)
+            single_pods.append(TimedPlacement(single.step.time_s, placed))
     uses = pod_uses(pods, axes, equal)
     result = search(uses, axes.recompute, sorted(single_pods)[:count], count, stop, progress)
     placer = PodEstimator(pods)
-    estimates = (placer.estimate(item.placed) for item in result.best)
-    best = sorted(
-        (estimate for estimate in estimates if estimate.fits), key=lambda estimate: estimate.time_s
-    )
+    estimates = [placer.estimate(item.placed) for item in result.best]
+    best = sorted((x for x in estimates if x.fits), key=lambda x: x.time_s)
     if not best:
         if result.stopped:
             raise StoppedError
         raise _nothing_fits(pods, alone)
-    return MixedPlan(
-        pods,
-        best[0],
-        tuple(best[1:]),
-        alone,
-        _certificate(pods, result, best[0].time_s, list(parts.values()), count),
-        _excluded(pods, axes, equal),
-        result.unseen,
-        stop.reason if result.stopped else "",
-    )
+    proof = _certificate(pods, result, best[0].time_s, list(parts.values()), count)
+    left_out, stopped = _excluded(pods, axes, equal), stop.reason if result.stopped else ""
+    later = tuple(best[1:])
+    return MixedPlan(pods, best[0], later, alone, proof, left_out, result.unseen, stopped)
 
 
 def _plan_single_pods(
@@ -225,11 +201,8 @@ def _plan_single_pods(
         answer = PodAlone(device=run.gpu.name, devices=run.devices)
         try:
             plans[pod] = pod_plan = plan(run, axes, progress=progress, stop=stop)
-            answer = replace(
-                answer,
-                step_time_s=pod_plan.fastest.step.time_s,
-                layout=str(pod_plan.fastest.layout),
-            )
+            fastest = pod_plan.fastest
+            answer = replace(answer, step_time_s=fastest.step.time_s, layout=str(fastest.layout))
         except AtollError as error:
             answer = replace(answer, reason=str(error))
         answers.append(answer)

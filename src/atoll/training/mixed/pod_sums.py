@@ -16,12 +16,7 @@ from atoll.base.arrays import Floats, Ints
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_per_stage, route
 from atoll.training.batch.choices import figures
-from atoll.training.batch.cost_arrays import (
-    Paces,
-    StagePasses,
-    StateCosts,
-    StateMemory,
-)
+from atoll.training.batch.cost_arrays import Paces, StagePasses, StateCosts, StateMemory
 from atoll.training.batch.estimates import LayoutSequence, in_parts, make_tables
 from atoll.training.batch.row import LayoutRow, layout_row
 from atoll.training.batch.sums import Sums
@@ -53,10 +48,8 @@ class PodSums(Sums):
         group = rows[self.row, GROUP]
         inside_s, over_s = sends_s[self.pod, group], np.maximum(sends_s.max(axis=0), link_s)[group]
         over = crossing[self.stage]
-        self.arriving_s = (tables[0].arrivals[self.stage] - over) * inside_s[
-            :, None
-        ] + over * over_s[:, None]
         came = tables[0].arrivals[self.stage]
+        self.arriving_s = (came - over) * inside_s[:, None] + over * over_s[:, None]
         self.message_s = self.arriving_s / np.where(came > 0, came, 1.0)
 
     @property
@@ -93,6 +86,9 @@ class PodSums(Sums):
         )
 
 
+JoinedSums = partial[PodSums]
+
+
 class SumsBeforeUpdate(Sums):
     """Sums of a step without its update, which starts when all replicas have the gradients."""
 
@@ -127,44 +123,29 @@ def replica_estimates(
     return step_s, np.max(filled, axis=0)
 
 
-def joined_estimates(
-    priced: Sequence[LayerPrices],
-    layouts: Sequence[Layout],
-    choices: Sequence[str],
-    sizes: Sequence[int],
-    link_s: float,
-) -> tuple[Floats, Floats]:
-    """Return `batch.batch_estimates` of layouts whose stages lie in several pods; bytes are
-    relative to the capacity of each stage's device.
-    """
-    make_sums = _sums(priced, layouts, choices, sizes, link_s)
-    (tables, *_), *_ = make_sums.args
-    step_s, bytes_ = in_parts(tables, make_sums)
-    return step_s, bytes_ / max((p.run for p in priced), key=lambda r: r.slack).capacity_bytes
+def joined_estimates(make_sums: JoinedSums) -> tuple[Floats, Floats]:
+    """Return `batch_estimates` of layouts across pods; bytes relative to their capacities."""
+    tables, *_ = make_sums.args
+    step_s, bytes_ = in_parts(tables[0], make_sums)
+    return step_s, bytes_ / max((t.run for t in tables), key=lambda run: run.slack).capacity_bytes
 
 
-def joined_row(
-    priced: Sequence[LayerPrices],
-    layout: Layout,
-    choices: Sequence[str],
-    sizes: Sequence[int],
-    link_s: float,
-) -> tuple[LayoutRow, tuple[str, ...]]:
+def joined_row(make_sums: JoinedSums, choices: Sequence[str]) -> tuple[LayoutRow, tuple[str, ...]]:
     """Return one such layout by part, and the best recomputation choice of each stage."""
-    make_sums = _sums(priced, [layout], choices, sizes, link_s)
-    (tables, *_), *_ = make_sums.args
-    sums = make_sums(tables.rows)
+    tables, *_ = make_sums.args
+    sums = make_sums(tables[0].rows)
     picks = figures(sums)[2]
     return layout_row(sums, picks), tuple(choices[choice] for choice in picks)
 
 
-def _sums(
+def joined_sums(
     priced: Sequence[LayerPrices],
     layouts: Sequence[Layout],
     choices: Sequence[str],
     sizes: Sequence[int],
     link_s: float,
-) -> partial[PodSums]:
+) -> JoinedSums:
+    """Return the sums of layouts whose stages lie in several pods, as a function of their rows."""
     tables = [make_tables(pod_prices, LayoutSequence(layouts), choices) for pod_prices in priced]
     first = dict(zip(tables[0].rows[:, PIPE].tolist(), layouts, strict=True))
     crossing = [

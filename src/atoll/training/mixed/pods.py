@@ -77,37 +77,41 @@ class Pods:
         machines = " and ".join(run.machine for run in self.runs)
         return self.runs[0].given_on(f"{machines}, {link}")
 
+    def sizes(self, pods: Sequence[int]) -> tuple[int, ...]:
+        """Return the devices per pod."""
+        return tuple(self.runs[i].devices for i in pods)
+
     def orders(self) -> list[tuple[int, ...]]:
         """Return every choice of two or more pods in every distinct order."""
         kinds = [self.runs.index(run) for run in self.runs]
         orders: dict[tuple[int, ...], tuple[int, ...]] = {}
-        numbers = range(len(self.runs))
-        for chosen in (c for n in numbers for c in combinations(numbers, n + 1) if n):
-            for order in permutations(chosen):
-                orders.setdefault(tuple(kinds[i] for i in order), order)
+        for count in range(2, len(kinds) + 1):
+            for chosen in combinations(range(len(kinds)), count):
+                for order in permutations(chosen):
+                    orders.setdefault(tuple(kinds[i] for i in order), order)
         return list(orders.values())
 
     def alike(self, pods: Sequence[int]) -> bool:
         """Return whether these pods have equal devices and networks."""
-        first = self.runs[pods[0]]
-        return all(
-            self.runs[i].gpu == first.gpu and self.runs[i].network == first.network for i in pods
-        )
+        machines = [(self.runs[i].gpu, self.runs[i].network) for i in pods]
+        return all(machine == machines[0] for machine in machines)
 
     def combined_runs(self, pods: Sequence[int], crossed: bool) -> tuple[Run, ...]:
         """Return the run on all devices of these pods, once per pod's device. If groups of ranks
         span pods (`crossed`), messages beyond a node use the slowest pod's network and the link.
         """
         runs = [self.runs[i] for i in pods]
-        sizes = [run.devices for run in runs]
+        sizes = self.sizes(pods)
         outer = [run.network.levels[-1] for run in runs]
-        slowest = min(outer, key=lambda level: (_best_Bps(level), -level.latency_s))
-        return tuple(
-            replace(run, devices=sum(sizes), network=self._joined(run.network, slowest, sizes))
+        slowest = min(outer, key=lambda x: (x.bandwidth_Bps * x.best_share, -x.latency_s))
+        networks = [
+            self._joined(run.network, slowest, sizes)
             if crossed
-            else replace(run, devices=sum(sizes), network=self._wide(run.network, sum(sizes)))
+            else self._wide(run.network, sum(sizes))
             for run in runs
-        )
+        ]
+        pairs = zip(runs, networks, strict=True)
+        return tuple(replace(run, devices=sum(sizes), network=n) for run, n in pairs)
 
     def _wide(self, network: Network, devices: int) -> Network:
         """Extend the outer level over all devices if a link joins the pods."""
@@ -132,14 +136,8 @@ class Pods:
         return replace(network, levels=(*inner, outer, link))
 
 
-def _best_Bps(level: FabricLevel) -> float:
-    return level.bandwidth_Bps * level.best_share
-
-
 def make_pods(file: PodsFile, run: Run, stack: bool) -> Pods:
-    """Create the pods of a file, for a run on the device of the first; `stack`: whether the user
-    named the software.
-    """
+    """Create a file's pods for a run on the first device; `stack`: whether the user named it."""
     runs = []
     for number, pod in enumerate(file.pods, start=1):
         gpu = load_device(pod.device)

@@ -28,18 +28,19 @@ from atoll.driver import Progress
 from atoll.step.layout import Layout, divisors
 from atoll.step.orders import ORDERS, SPLIT, chunks_per_stage
 from atoll.training.batch.estimates import LEAST_CHOICE, per_parameter
-from atoll.training.estimate import Estimator, boundary_bytes
-from atoll.training.mixed.estimate import PodEstimator, PodPlacement
+from atoll.training.estimate import Estimator
+from atoll.training.mixed.estimate import PodEstimator, PodPlacement, longest_choices
 from atoll.training.mixed.pod_sums import (
     blocks_per_chunk,
     joined_estimates,
+    joined_sums,
     pod_by_stage,
     replica_estimates,
 )
 from atoll.training.mixed.pods import Pods
-from atoll.training.operators.layers import recompute_choices
-from atoll.training.planner.bounds.family_bounds import OPTIMAL, FamilyBounds
+from atoll.training.planner.bounds.family_bounds import OPTIMAL, ideal_network
 from atoll.training.planner.bounds.sample_bounds import SampleBounds
+from atoll.training.planner.bounds.stage_blocks import keys
 from atoll.training.planner.pieces import ROUNDING
 from atoll.training.planner.space import (
     Axes,
@@ -101,35 +102,31 @@ class PodUse:
         self.estimators = placer.estimators(pods, crossed)
         self.runs: list[Run] = [pod_estimator.run for pod_estimator in self.estimators]
         self.run = min(self.runs, key=lambda run: run.network.node)
-        self.sizes = placer.sizes(pods)
+        self.sizes = placer.pods.sizes(pods)
         self.slack = max(run.slack for run in self.runs)
         self.alike = placer.pods.alike(pods)
         self.orders = tuple(o for o in axes.orders(self.run) if o != "dualpipe") or ("1f1b",)
-        self._floors = [FamilyBounds(estimator) for estimator in self.estimators]
         self._samples: dict[LayoutFamily, list[SampleBounds]] = {}
 
     def least_s(self, block: LayoutColumns, sizes: Sequence[int], priced: bool) -> Floats:
         """Return (3, pods): least seconds of a microbatch of `sizes` sequences in a block, before
         all blocks and behind them; for its `priced` variant, or from one sequence of any variant.
         """
-        family = block.family
         if priced:
             layout = block.layout(0)
             pairs = zip(self.estimators, sizes, strict=True)
             return np.array(
                 [_priced_s(estimator, replace(layout, microbatch=n)) for estimator, n in pairs]
             ).T
-        sequence_s = np.array(
-            [(sample.block_s, *sample.ends_s) for sample in self.samples(family)]
-        ).T
-        return np.asarray(sequence_s * np.array(sizes))
+        sequence_s = [(sample.block_s, *sample.ends_s) for sample in self.samples(block.family)]
+        return np.asarray(np.array(sequence_s).T * np.array(sizes))
 
     def samples(self, family: LayoutFamily) -> list[SampleBounds]:
         """Return the least times of one sequence per pod."""
         if family not in self._samples:
-            batch = np.ones(1, dtype=np.intp)
             self._samples[family] = [
-                SampleBounds(f.priced, f.ideal.network, family, batch) for f in self._floors
+                SampleBounds(x, ideal_network(x.run.network), family, np.ones(1, dtype=np.intp))
+                for x in self.estimators
             ]
         return self._samples[family]
 
@@ -139,9 +136,8 @@ class PodUse:
         """
         too_large = np.zeros(most.shape[:2], dtype=np.bool_)
         states = self.states(block)[0]
-        for pod, (run, sample) in enumerate(
-            zip(self.runs, self.samples(block.family), strict=True)
-        ):
+        samples = self.samples(block.family)
+        for pod, (run, sample) in enumerate(zip(self.runs, samples, strict=True)):
             block_bytes = states[:, pod] + in_flight[:, pod] * sample.kept_bytes
             needed = most[..., pod] * block_bytes[:, None] * (1 + run.stack.fragmentation)
             too_large |= needed + run.stack.context_bytes > run.capacity_bytes
@@ -181,13 +177,7 @@ class PodUse:
         times_s[:, at] = np.inf
         if faster.size:
             layout = replace(placed[0].layout, recompute=OPTIMAL)
-            optimal_choices = max(
-                (
-                    recompute_choices(estimator.costs(layout), OPTIMAL)
-                    for estimator in self.estimators
-                ),
-                key=len,
-            )
+            optimal_choices = longest_choices(self.estimators, layout)
             times_s[faster, at] = self._fitting([placed[i] for i in faster], optimal_choices)[:, -1]
         return times_s
 
@@ -202,16 +192,15 @@ class PodUse:
         if isinstance(block, ReplicaBlock):
             return block.states
         states = np.zeros((3, len(block), len(self.estimators)))
-        keys = np.stack([block.dp, block.zero, block.hsdp])
-        for key in np.unique(keys, axis=1).T:
-            rows = (keys == key[:, None]).all(axis=0)
+        distinct, which = keys(block.dp, block.zero, block.hsdp)
+        for number in range(len(distinct)):
+            rows = which == number
             layout = block.layout(int(rows.argmax()))
             for pod, estimator in enumerate(self.estimators):
                 kinds = [c for c in estimator.costs(layout) if c.is_block]
                 parameters = np.array([(c.parameters, c.expert_parameters) for c in kinds])
-                weights, gradients, optimizer, *times = (
-                    per_parameter(estimator, layout, True) @ parameters.T
-                )
+                per_block = per_parameter(estimator, layout, True) @ parameters.T
+                weights, gradients, optimizer, *times = per_block
                 bytes_ = weights + optimizer + (not estimator.run.stack.late_gradients) * gradients
                 states[:, rows, pod] = np.min([bytes_, *times], axis=1)[:, None]
         return states
@@ -219,12 +208,13 @@ class PodUse:
 
 def _priced_s(estimator: Estimator, layout: Layout) -> tuple[float, float, float]:
     """Return the least times of a variant's block, and of the layers before and behind all."""
-    steppers = [
-        Stepper(estimator.run, replace(layout, zero=0, hsdp=1, schedule=order)) for order in ORDERS
-    ]
+    layout = replace(layout, zero=0, hsdp=1)
+    # With the backward pass of fused orders, and with separate weight passes.
+    layouts = (replace(layout, schedule=order) for order in (ORDERS[0], ORDERS[-1]))
+    steppers = [Stepper(estimator.run, layout) for layout in layouts]
     ends_s, blocks_s = [0.0, 0.0], []
     for cost in estimator.costs(layout):
-        passes = (stepper.layer_passes(cost, "none") for stepper in (steppers[0], steppers[-1]))
+        passes = (stepper.layer_passes(cost, "none") for stepper in steppers)
         least_s = min(forward.total_s + backward.total_s for forward, backward, _ in passes)
         if cost.is_block:
             blocks_s.append(least_s)
@@ -294,10 +284,8 @@ class PipelineAcrossPods(PodUse):
         behind = np.where(loose[:, None], 1, 1 + pp - np.cumsum(stages, axis=1))
         bound_s[self.too_large(block, most, size * np.minimum(behind, m))] = np.inf
         if not self.alike:  # a block for every chunk
-            order_chunks = np.array([chunks_per_stage(order) for order in block.schedules])[
-                block.schedule, None
-            ]
-            chunks = (stages * v * order_chunks)[:, None]
+            order_chunks = np.array([chunks_per_stage(order) for order in block.schedules])
+            chunks = (stages * v * order_chunks[block.schedule, None])[:, None]
             bound_s[(shares[None] < chunks).any(axis=-1)] = np.nan
         return np.asarray(bound_s.reshape(-1))
 
@@ -327,9 +315,8 @@ class PipelineAcrossPods(PodUse):
         self, placed: Sequence[PodPlacement], choices: Sequence[str]
     ) -> tuple[Floats, Floats]:
         layouts = [placement.layout for placement in placed]
-        stepper, shares = self.estimators[0].shares(layouts[0])
-        link_s = self.placer.link_s(stepper, boundary_bytes(shares))
-        return joined_estimates(self.estimators, layouts, choices, self.sizes, link_s)
+        link_s = self.placer.link_s(self.estimators[0], layouts[0])
+        return joined_estimates(joined_sums(self.estimators, layouts, choices, self.sizes, link_s))
 
 
 class ReplicasPerPod(PodUse):
@@ -350,10 +337,8 @@ class ReplicasPerPod(PodUse):
                 if pp > run.model.layers + 2 or any(size % model_ranks for size in self.sizes):
                     continue
                 counts = [size // model_ranks for size in self.sizes]
-                ranks = sum(counts) * family.cp * family.tp
-                if ranks % (family.ep * family.etp):
+                if not (copies := family.sharing_ranks(sum(counts))):
                     continue
-                copies = gcd(sum(counts) * family.cp, ranks // (family.ep * family.etp))
                 columns = of_stages(axes, self.orders, chain, 1, pp, sum(counts), copies)
                 layouts = LayoutColumns(family, self.orders, chain, columns)
                 states = self.states(layouts)
@@ -386,15 +371,9 @@ class ReplicasPerPod(PodUse):
 
     def placed(self, block: LayoutColumns, items: Ints, recompute: str) -> list[PodPlacement]:
         assert isinstance(block, ReplicaBlock)
-        return [
-            PodPlacement(
-                replace(layout, microbatch=block.microbatch_sizes[0]),
-                self.pods,
-                "replicas",
-                block.microbatch_sizes,
-            )
-            for layout in block.layouts(items, recompute)
-        ]
+        sizes, layouts = block.microbatch_sizes, block.layouts(items, recompute)
+        layouts = [replace(layout, microbatch=sizes[0]) for layout in layouts]
+        return [PodPlacement(layout, self.pods, "replicas", sizes) for layout in layouts]
 
     def figures(
         self, placed: Sequence[PodPlacement], choices: Sequence[str]
@@ -433,10 +412,8 @@ def pod_uses(pods: Pods, axes: Axes, equal: bool) -> list[PodUse]:
     """Return the uses of two or more pods; `equal`: with the same microbatch for all."""
     placer, orders = PodEstimator(pods), pods.orders()
     once = (order for order in orders if list(order) == sorted(order))
-    return [
-        *(PipelineAcrossPods(placer, axes, order) for order in orders),
-        *(ReplicasPerPod(placer, axes, order, equal) for order in once),
-    ]
+    pipelines = [PipelineAcrossPods(placer, axes, order) for order in orders]
+    return [*pipelines, *(ReplicasPerPod(placer, axes, order, equal) for order in once)]
 
 
 def search(
@@ -447,9 +424,7 @@ def search(
     stop: Stop,
     progress: Progress | None = None,
 ) -> PodSearchResult:
-    """Find the fastest `count` layouts that fit under these recomputation policies, over all uses
-    of pods and `first_items`.
-    """
+    """Find the fastest `count` layouts that fit, over all uses of pods and `first_items`."""
     groups = [group for use in uses for group in use.groups() if group.size]
     groups.sort(key=lambda group: group.lowest_s)
     total = sum(group.size for group in groups) * len(names)
@@ -483,9 +458,7 @@ def search(
 def _search_group(
     group: Group, names: Sequence[str], best: list[TimedPlacement], count: int
 ) -> tuple[list[TimedPlacement], int]:
-    """Add the layouts of a group that may be faster, by increasing bounds; return the fastest, and
-    the number of estimated layouts.
-    """
+    """Add the faster layouts of a group; return the fastest, and how many were estimated."""
     use, block, estimated, done = group.use, group.block, 0, 0
     bound_s = use.bound_s(block, priced=True)
     order = np.argsort(bound_s, kind="stable")  # what is not in the space comes last

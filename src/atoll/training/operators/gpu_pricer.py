@@ -13,13 +13,7 @@ from atoll.base.arrays import Floats
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import TILE_ROWS
 from atoll.cost.gpu_gemm import VECTOR_ELEMENTS, fastest_flops, gemm_times_s
-from atoll.cost.gpu_vector import (
-    KERNELS,
-    LEAST_BYTES,
-    NARROW_COLUMNS,
-    STREAMING,
-    streaming_s,
-)
+from atoll.cost.gpu_vector import KERNELS, LEAST_BYTES, NARROW_COLUMNS, STREAMING, streaming_s
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.tools.stack import Stack, VectorPasses
@@ -28,6 +22,7 @@ from atoll.training.operators.kernels.eager import (
     norm_elements,
     split_gradient_bytes,
 )
+from atoll.training.operators.kernels.fp32 import is_wide, wide_product
 from atoll.training.operators.kernels.launched import (
     COUNTED,
     kernel_factor,
@@ -35,7 +30,7 @@ from atoll.training.operators.kernels.launched import (
     mask_passes,
     query_passes_s,
 )
-from atoll.training.operators.kernels.wide_products import is_wide, wide_product
+from atoll.training.operators.layers import HALF
 from atoll.training.operators.roles import (
     even_experts,
     gates_experts,
@@ -50,7 +45,6 @@ from atoll.training.operators.timings import BETWEEN, TIMED, Timings
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 
-HALF = 2  # bytes
 # Bytes per element to add one ring step's result to the previous ones: two reads, one write.
 MERGED_BYTES = 6
 # Bytes per element of an input that is cast per expert: padding (4), maximum (2), two reads and
@@ -66,6 +60,11 @@ ROUTED = ("dispatch", "dispatch_bwd")
 # One kernel keeps their passes on chip: it costs its products, inputs and outputs.
 _FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
 Rows = tuple[tuple[float, ...], ...]
+
+
+def _directed(function: str) -> str:
+    """Return the calibration's name of a function: "gelu_fwd", "gelu_bwd"."""
+    return function if function.endswith("_bwd") else f"{function}_fwd"
 
 
 class Size(NamedTuple):
@@ -127,13 +126,10 @@ class GpuPricer:
         costs = {
             op.name: self.cost(layer, op, ring, samples) for op in (*layer.forward, *layer.backward)
         }
-        return LayerTimes(
-            costs,
-            total(costs[op.name] for op in layer.forward),
-            total(costs[op.name] for op in layer.backward),
-            total(costs[op.name] for op in layer.backward if not op.weighs),
-            total(costs[op.name] for op in layer.backward if op.weighs),
-        )
+        data = [op for op in layer.backward if not op.weighs]
+        weight = [op for op in layer.backward if op.weighs]
+        passes = layer.forward, layer.backward, data, weight
+        return LayerTimes(costs, *(total(costs[op.name] for op in part) for part in passes))
 
     def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
         """Return the bytes that functions keep besides inputs and outputs, without `dropped`."""
@@ -180,11 +176,7 @@ class GpuPricer:
                 weights = largest_weight(layer, op)
                 works = [w for w in self.kernel_passes(op) if w.elements > weights]
                 moved += sum(w.elements * self._passes(w).bytes for w in works)
-        return Cost(
-            matrix / self._fastest_flops,
-            attention_s,
-            moved / self.gpu.stream_Bps,
-        )
+        return Cost(matrix / self._fastest_flops, attention_s, moved / self.gpu.stream_Bps)
 
     def beyond(
         self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
@@ -243,20 +235,16 @@ class GpuPricer:
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(op, ring, samples)
         if op.kind == "scatter_add" and self.stack.split_products and not self.stored:
-            scattered = embedding_gradient_bytes(layer, op, self.stack.fp32_table)
-            return Cost(vector_s=float(streaming_s(self.gpu, scattered)), kernels=1)
+            return self._streamed(embedding_gradient_bytes(layer, op, self.stack.fp32_table))
         if self.stored and not op.matmuls and not is_loss(op):
             if op.steps and self.stack.composed_gelu:  # every step is a kernel
                 return self._steps(op)
             again = read_again(layer, op)
-            kernels = 2 if again else 1
-            moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
-            return Cost(vector_s=moved_s, kernels=kernels)
+            return self._streamed(layer.traffic_bytes(op) + again, kernels=2 if again else 1)
         priced = Cost()
         if op.kind in EXPERT_BIAS and self.stack.routed_bytes and width_by_expert(layer, op):
             added = sum(work.elements for work in op.vectors)
-            moved = float(streaming_s(self.gpu, EXPERT_BIAS[op.kind] * added))
-            return Cost(vector_s=moved, kernels=4)
+            return self._streamed(EXPERT_BIAS[op.kind] * added)._replace(kernels=4)
         wide = is_wide(self.stack, op)
         for product in op.matmuls:
             fp32 = wide_product(self.gpu, self.stack, product) if wide else None
@@ -265,32 +253,30 @@ class GpuPricer:
             priced += self.vector(work)
         if op.kind == "linear_dgrad" and self.transposes_weights:
             weights = sum(p.batch * p.n * p.k for p in op.matmuls)
-            transposed_s = float(streaming_s(self.gpu, TRANSPOSED_BYTES * weights))
-            priced += Cost(vector_s=transposed_s, kernels=1)
+            priced += self._streamed(TRANSPOSED_BYTES * weights)
         if op.kind in self.stack.halves_bytes and gates_experts(layer, op):
             moved = self.stack.halves_bytes[op.kind] * op.vectors[0].elements
-            priced += Cost(vector_s=float(streaming_s(self.gpu, moved)))
+            priced += self._streamed(moved)._replace(kernels=0)
         if op.kind in ROUTED and self.stack.routed_bytes:
             sent = max(layer.tensors[name].elements for name in (*op.reads, *op.writes))
-            moved = float(streaming_s(self.gpu, self.stack.routed_bytes * sent))
-            priced += Cost(vector_s=moved, kernels=1)
+            priced += self._streamed(self.stack.routed_bytes * sent)
         if op.kind in _FUSED or (not op.matmuls and not op.vectors):
-            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
-            priced += Cost(vector_s=moved, kernels=1)
+            priced += self._streamed(layer.traffic_bytes(op))
         return priced
+
+    def _streamed(self, bytes_: float, kernels: int = 1) -> Cost:
+        """Return the cost of kernels that move these bytes through HBM."""
+        return Cost(vector_s=float(streaming_s(self.gpu, bytes_, kernels)), kernels=kernels)
 
     def _steps(self, op: Operator) -> Cost:
         """Sum the bytes of each kernel, scaled by the excess traffic of calibrated ones."""
-        total = Cost()
+        cost = Cost()
         for steps in op.steps:
-            backward = steps.function.endswith("_bwd")
-            name = f"{steps.function.removesuffix('_bwd')}_{'bwd' if backward else 'fwd'}"
-            excess = 1.0
+            name, excess = _directed(steps.function), 1.0
             if name in LEAST_BYTES and name not in STREAMING:
                 excess = self.gpu.calibration.traffic_bytes(name) / LEAST_BYTES[name]
-            moved_s = float(streaming_s(self.gpu, steps.bytes * excess, steps.kernels))
-            total += Cost(vector_s=moved_s, kernels=steps.kernels)
-        return total
+            cost += self._streamed(steps.bytes * excess, steps.kernels)
+        return cost
 
     def kernel_passes(self, op: Operator) -> list[VectorWork]:
         """Return the passes that are separate kernels."""
@@ -321,8 +307,7 @@ class GpuPricer:
         part = product.fraction
         cost = Cost(total_s * part, 0.0, 0.0, len(sizes), timed_s * part, between_s * part)
         if summed := split_gradient_bytes(op, len(sizes)):
-            moved_s = float(streaming_s(self.gpu, summed, len(sizes) - 1))
-            cost += Cost(vector_s=moved_s, kernels=len(sizes) - 1)
+            cost += self._streamed(summed, len(sizes) - 1)
         return cost + self._casts(layer, op, product) if sizes[0].dtype in SCALED else cost
 
     def _price_products(self, layer: Layer) -> None:
@@ -356,17 +341,16 @@ class GpuPricer:
         """Return the products' sizes; `tiled`: uneven experts fill half of their last tile."""
         dtype = self.dtype if op.kind.startswith("linear") else self.half
         kind = "" if self.timings is None else op.kind
-        parts = self._parts(layer, op, product)
+        parts = self.launched_products(layer, op, product)
         if tiled and (more := self._more_rows(layer, op)):
-            if op.kind == "linear_wgrad":
-                parts = [replace(p, k=p.k + more) for p in parts]
-            else:
-                parts = [replace(p, m=p.m + more) for p in parts]
-        if op.kind == "linear_wgrad" and self.stored:  # outputs x inputs, as torch runs it
-            return [Size(p.m, p.n, p.k, p.batch, dtype, p.m, kind) for p in parts]
-        if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
-            return [Size(p.n, p.m, p.k, p.batch, dtype, p.n, kind) for p in parts]
-        return [Size(p.m, p.n, p.k, p.batch, dtype, p.k, kind) for p in parts]
+            side = "k" if op.kind == "linear_wgrad" else "m"
+            parts = [replace(p, **{side: getattr(p, side) + more}) for p in parts]
+        if op.kind != "linear_wgrad":
+            return [Size(p.m, p.n, p.k, p.batch, dtype, p.k, kind) for p in parts]
+        # Outputs x inputs, as torch runs it or, if not captured, as the weight is stored.
+        sides = [(p.m, p.n) if self.stored else (p.n, p.m) for p in parts]
+        pairs = zip(parts, sides, strict=True)
+        return [Size(m, n, p.k, p.batch, dtype, m, kind) for p, (m, n) in pairs]
 
     def _more_rows(self, layer: Layer, op: Operator) -> int:
         """Return the unused rows of an expert's last tile in a grouped product."""
@@ -380,24 +364,17 @@ class GpuPricer:
         """
         elements = product.batch * product.m * product.k
         apart = self.dtype not in self.stack.fused_casts and multiplies_experts(layer, op)
-        cast_bytes = EXPERT_CAST_BYTES if apart else 2
-        return Cost(vector_s=float(streaming_s(self.gpu, cast_bytes * elements)), kernels=1)
+        return self._streamed((EXPERT_CAST_BYTES if apart else 2) * elements)
 
-    def _parts(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
+    def launched_products(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
         """Return the products that the stack launches for a product of joined weights."""
-        plain = self.stored or not self.stack.split_products
-        if plain or not op.kind.startswith("linear"):
+        is_split = self.stack.split_products and not self.stored and op.kind.startswith("linear")
+        if not is_split or len(wide := widths(layer, op)) <= 1:
             return [product]
-        wide = widths(layer, op)
-        if len(wide) <= 1:
-            return [product]
-        side = "k" if op.kind == "linear_dgrad" else "n"
-        parts = []
-        for width in wide:
-            m, n, k = product.m, product.n, product.k
-            m, n, k = (m, width, k) if side == "n" else (m, n, width)
-            parts.append(Matmul(product.batch, m, n, k))
-        return parts
+        batch, m, n, k = product.batch, product.m, product.n, product.k
+        if op.kind == "linear_dgrad":
+            return [Matmul(batch, m, n, width) for width in wide]
+        return [Matmul(batch, m, width, k) for width in wide]
 
     def _attention_s(
         self,
@@ -410,13 +387,9 @@ class GpuPricer:
         keys: int,
         even: bool = False,
     ) -> float:
+        heads = Heads(1, h, hk, s, d, causal, keys)
         time_s = attention_times_s(
-            self.gpu,
-            Heads(1, h, hk, s, d, causal, keys),
-            backward=backward,
-            dtype=self.half,
-            sustained=True,
-            even=even,
+            self.gpu, heads, backward=backward, dtype=self.half, sustained=True, even=even
         )
         return float(time_s) * self._heads(h, hk, s, d, causal and keys == s, even)[0]
 
@@ -473,8 +446,7 @@ class GpuPricer:
         merged = queries * heads * width
         if backward:
             merged = queries * (heads * head + kv_heads * (head + width))
-        moved = MERGED_BYTES * merged * (ring - 1)
-        return cost + Cost(vector_s=float(streaming_s(self.gpu, moved, ring - 1)), kernels=ring - 1)
+        return cost + self._streamed(MERGED_BYTES * merged * (ring - 1), ring - 1)
 
     def _ring_s(
         self, h: float, hk: float, s: int, d: int, causal: bool, backward: bool, ring: int
@@ -498,8 +470,7 @@ class GpuPricer:
             return Cost()
         separate = self.stack.split_products and work.function not in self.stack.passes
         elements = norm_elements(work) if separate else work.elements
-        moved_s = float(streaming_s(self.gpu, elements * passes.bytes, passes.kernels))
-        return Cost(vector_s=moved_s, kernels=passes.kernels)
+        return self._streamed(elements * passes.bytes, passes.kernels)
 
     def _passes(self, work: VectorWork) -> VectorPasses:
         function = self.alias.get(work.function, work.function)
@@ -508,10 +479,7 @@ class GpuPricer:
             return passes.limited(self.gpu.stream_Bps, self.gpu.slow_elements_per_s)
         if function in COUNTED:
             return COUNTED[function]
-        name = _CALIBRATED.get(function)
-        if name is None:
-            backward = function.endswith("_bwd")
-            name = f"{function.removesuffix('_bwd')}_{'bwd' if backward else 'fwd'}"
+        name = _CALIBRATED.get(function) or _directed(function)
         if name == "softmax_fwd" and work.cols > NARROW_COLUMNS:
             name = "softmax_fwd_wide"
         traffic = self.gpu.calibration.traffic_bytes(name)

@@ -11,9 +11,8 @@ from atoll.training.operators.kernels.launched import query_passes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import Share
 from atoll.training.operators.policies import PolicyCost
-from atoll.training.operators.roles import is_loss, widths
+from atoll.training.operators.roles import is_loss
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator
 
 KERNEL_CLASSES = ("products", "attention", "softmax/loss", "streaming", "optimizer", "memory")
 """Matrix products; fused attention; softmax and cross entropy; other vector kernels; the update of
@@ -37,7 +36,7 @@ def pass_classes_s(
     pairs = [pair for chunk in chunks for pair in chunk]
     for (cost, count), (layer, _) in zip(pairs, prices.layers_of(layout, chunks), strict=True):
         if id(cost) not in parts:
-            kept = cost.kept(recompute if cost.is_block else "none")
+            kept = cost.kept(recompute)
             parts[id(cost)] = (
                 cost.forward + cost.backwards(layout.schedule) + kept.again,
                 0.0 if divided_loss else _softmax_s(prices.pricer, layer, kept),
@@ -63,16 +62,11 @@ def _gaps_s(pricer: Pricer, layer: Layer, kept: PolicyCost) -> dict[str, float]:
     for op in (*layer.forward, *layer.backward):
         runs = 1 + kept.share * (op.name in kept.rerun)
         fused = op.kind in ("attention", "attention_bwd")
-        main = 1 if fused else _products(pricer, layer, op)
+        products = (pricer.launched_products(layer, op, product) for product in op.matmuls)
+        main = 1 if fused else sum(map(len, products))
         gaps["attention" if fused else "products"] += runs * main * GAP_S
         gaps["streaming"] += runs * max(0, pricer.cost(layer, op).kernels - main) * GAP_S
     return gaps
-
-
-def _products(pricer: GpuPricer, layer: Layer, op: Operator) -> int:
-    """Return the number of products that an operator launches."""
-    is_split = pricer.stack.split_products and not pricer.stored and op.kind.startswith("linear")
-    return len(op.matmuls) * max(1, len(widths(layer, op)) if is_split else 1)
 
 
 def _around_attention_s(prices: LayerPrices, layer: Layer) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self, TypeVar
 
 from atoll.base.registry import import_named
@@ -16,8 +16,8 @@ from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
 from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
+from atoll.training.operators.kernels.fp32 import is_wide
 from atoll.training.operators.kernels.launched import attention_form, launched
-from atoll.training.operators.kernels.wide_products import is_wide
 from atoll.training.operators.layers import HALF, LayerCost, Share, layer_costs
 from atoll.training.operators.step_clock import KernelMix, in_step
 from atoll.training.operators.timings import Timings
@@ -103,14 +103,11 @@ class LayerPrices:
         self._variants, self._cache = {}, {}
 
     def lower_bounds(self) -> Self:
-        """Return faster lower bounds on the costs of chips, whose passes are schedules; costs of
-        existing devices are returned unchanged.
-        """
+        """Return lower bounds on the costs of chips, whose passes are schedules, or self."""
         if not isinstance(self.run.gpu, TemplateChip):
             return self
-        bounds = type(self)(self.run)
+        bounds = self.with_run(self.run)
         bounds.pricer = _pricer(self.run, bounds_only=True)
-        bounds._models = self._models
         return bounds
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
@@ -148,58 +145,48 @@ class LayerPrices:
 
     def model(self, layout: Layout) -> Model:
         """Return one device's share of the model's operators, before experts are spread."""
-        sp = layout.sp and layout.tp > 1
+        run, sp = self.run, layout.sp and layout.tp > 1
         key = layout.microbatch, layout.tp, layout.cp, layout.etp, sp
         if key not in self._models:
             share = prepare(
-                in_context(self.run.stored or self.run.model, layout.cp),
+                in_context(run.stored or run.model, layout.cp),
                 layout.microbatch,
-                self.run.sequence // layout.cp,
+                run.sequence // layout.cp,
                 layout.tp,
                 sp,
                 expert_tensor=layout.etp,
-                attention=attention_form(self.run),
+                attention=attention_form(run),
                 fusion="none",
-                vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
+                vocabulary_unit=VOCABULARY_UNIT if run.stack.padded else 1,
                 merge_periods=False,
             )
-            if layout.tp > 1 and not self.run.stack.divides_table:
+            if layout.tp > 1 and not run.stack.divides_table:
                 first, *_, last = self.model(replace(layout, tp=1, etp=1, sp=False)).layers
                 share = replace(share, layers=(first, *share.layers[1:-1], last))
-            if self.run.stored is not None and not self.run.stack.split_products:
+            if run.stored is not None and not run.stack.split_products:
                 share = share.map(joined)
-            apart = self.run.stack.split_products
+            apart, chip = run.stack.split_products, isinstance(run.gpu, TemplateChip)
             modules = apart and isinstance(self.pricer, GpuPricer) and layout.tp == 1
-            family, rotary = self.run.model.family, self.run.stack.passes.get("rotary")
+            family, rotary = run.model.family, run.stack.passes.get("rotary")
             eager = rotary is not None and rotary.kernels > 1
             if modules and family in JOINT_FAMILIES:
                 share = share.map(one_projection)
                 share = share.map(views_of_projection) if eager else share
             if modules and eager and family in CONCATENATED_FAMILIES:
                 share = share.map(copied_heads)
-            if self.run.adapters is not None:
-                share = with_adapters(share, self.run.adapters, apart=apart)
-            elif self._casts_gathers:
-                blocks = block_names(share)
-                share = share.map(
-                    lambda layer: (
-                        cast_gathers(layer, self.run.precision) if layer.name in blocks else layer
-                    )
-                )
+            if run.adapters is not None:
+                share = with_adapters(share, run.adapters, apart=apart)
+            elif run.stack.scaled_inputs and run.precision in SCALED and not chip:
+                # Software on GPUs casts before it gathers; chips cast before a product.
+                blocks, cast = block_names(share), partial(cast_gathers, precision=run.precision)
+                share = share.map(lambda layer: cast(layer) if layer.name in blocks else layer)
             if isinstance(self.pricer, GpuPricer):
-                share = share.map(lambda layer: launched(layer, self.run, layout.microbatch))
-            if isinstance(self.run.gpu, TemplateChip):
-                check_precision(self.run.stored, share.name, self.run.precision)
-                share = narrowed(share, self.run.precision)
+                share = share.map(lambda layer: launched(layer, run, layout.microbatch))
+            if chip:
+                check_precision(run.stored, share.name, run.precision)
+                share = narrowed(share, run.precision)
             self._models[key] = fuse(share, self.pricer.fusion)
         return self._models[key]
-
-    @property
-    def _casts_gathers(self) -> bool:
-        """Whether the software casts before it gathers (GPUs); chips cast before a product."""
-        run = self.run
-        narrow = run.stack.scaled_inputs and run.precision in SCALED
-        return narrow and not isinstance(run.gpu, TemplateChip)
 
     def shared(self, layout: Layout, costs: Sequence[LayerCost]) -> int:
         """Return the parameters that several layers of a stage share."""
@@ -208,13 +195,9 @@ class LayerPrices:
             return model.shared_parameters
         if self.run.stored is not None:
             return 0
-        layer_names = frozenset(cost.name for cost in costs)
-        return self.once(
-            ("held twice", id(model), layer_names),
-            lambda: shared_parameters(
-                tuple((layer, n) for layer, n in model.layers if layer.name in layer_names)
-            ),
-        )
+        names = frozenset(cost.name for cost in costs)
+        layers = tuple((layer, n) for layer, n in model.layers if layer.name in names)
+        return self.once(("held twice", id(model), names), partial(shared_parameters, layers))
 
 
 def chain_work(run: Run) -> ChainWork:
@@ -230,36 +213,24 @@ def _config_work(config: ModelConfig, sequence: int) -> ChainWork:
 
 
 def _model_work(model: Model) -> ChainWork:
-    names = block_names(model)
-    is_block = [layer.name in names for layer, _ in model.layers]
-    flops = [sum(op.flops for op in layer.forward) for layer, _ in model.layers]
-    block_flops = [
-        layer_flops
-        for block, layer_flops, (_, n) in zip(is_block, flops, model.layers, strict=True)
-        for _ in range(n if block else 0)
-    ]
-    first, behind = is_block.index(True), len(is_block) - is_block[::-1].index(True)
-    head_flops = sum(
-        n * layer_flops
-        for layer_flops, (_, n) in zip(flops[behind:], model.layers[behind:], strict=True)
-    )
-    front, blocks, back = (
-        sum(n * layer.parameters for layer, n in model.layers[part])
-        for part in (slice(first), slice(first, behind), slice(behind, None))
-    )
-    mean, mean_parameters = sum(block_flops) / len(block_flops), blocks / len(block_flops)
+    names, chain = block_names(model), [layer for layer, n in model.layers for _ in range(n)]
+    blocks = [layer for layer in chain if layer.name in names]
+    first, last = chain.index(blocks[0]), len(chain) - 1 - chain[::-1].index(blocks[-1])
+    front, middle, back = chain[:first], chain[first : last + 1], chain[last + 1 :]
+    mean = sum(layer.flops_forward for layer in blocks) / len(blocks)
+    mean_parameters = sum(layer.parameters for layer in middle) / len(blocks)
     if not mean or not mean_parameters:
-        return ChainWork(len(block_flops), 0.0)
-    differ = max(block_flops) - min(block_flops) > SAME_WORK * mean
-    block_work = tuple(work / mean for work in block_flops) if differ else ()
-    end_parameters = front / mean_parameters, back / mean_parameters
-    parameters = tuple(
-        layer.parameters / mean_parameters
-        for block, (layer, n) in zip(is_block, model.layers, strict=True)
-        for _ in range(n if block and differ else 0)
+        return ChainWork(len(blocks), 0.0)
+    flops = [layer.flops_forward for layer in blocks]
+    differing = blocks if max(flops) - min(flops) > SAME_WORK * mean else []
+    before, behind = (sum(x.parameters for x in end) / mean_parameters for end in (front, back))
+    return ChainWork(
+        len(blocks),
+        sum(layer.flops_forward for layer in back) / mean,
+        tuple(layer.flops_forward / mean for layer in differing),
+        (before, behind),
+        tuple(layer.parameters / mean_parameters for layer in differing),
     )
-    work = head_flops / mean, block_work, end_parameters, parameters
-    return ChainWork(len(block_flops), *work)
 
 
 def cast_gathers(layer: Layer, precision: str) -> Layer:
@@ -279,11 +250,11 @@ def cast_gathers(layer: Layer, precision: str) -> Layer:
         share = min(1.0, casts * ELEMENT_BYTES[precision] / HALF)
         return replace(op, collective=replace(sent, bytes=round(share * sent.bytes)))
 
-    return replace(
-        layer,
-        forward=tuple(cast(op, layer.forward) for op in layer.forward),
-        backward=tuple(cast(op, layer.backward) for op in layer.backward),
+    forward, backward = (
+        tuple(cast(op, operators) for op in operators)
+        for operators in (layer.forward, layer.backward)
     )
+    return replace(layer, forward=forward, backward=backward)
 
 
 def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
@@ -297,9 +268,8 @@ def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
         return ChipPricer(chip, run.network, DEFAULT, hidden, bounds_only=bounds_only)
     timings: Timings | None = None
     if run.timed is not None:
-        timings = import_named("atoll.calibration.timed_tables:timings")(
-            run.gpu.name, run.precision
-        )
+        load_timings = import_named("atoll.calibration.timed_tables:timings")
+        timings = load_timings(run.gpu.name, run.precision)
     return GpuPricer(
         run.gpu,
         run.stack,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
+from itertools import pairwise
 
 from atoll.cost.pricer import Cost, Pricer
 from atoll.step.layout import FULL_BLOCKS, HOST, Layout
@@ -23,6 +24,7 @@ from atoll.training.operators.policies import (
     partial_blocks,
     policies,
 )
+from atoll.training.operators.roles import map_operators
 from atoll.workload.adapters import trained_weights
 from atoll.workload.graph.layer import Layer, Model, block_names
 from atoll.workload.graph.operator import Operator, Role, Tensor
@@ -90,7 +92,10 @@ class LayerCost:
         return self.heads_bytes + (repeats - 1) * self.ring_bytes
 
     def kept(self, policy: str) -> PolicyCost:
-        """Return a policy by name; "optimal-n" is the n-th of `optimal`, or the last."""
+        """Return a policy by name; "optimal-n" is the n-th of `optimal`, or the last. Layers other
+        than blocks keep everything under every policy.
+        """
+        policy = policy if self.is_block else "none"
         if policy in self._named:
             return self._named[policy]
         level = min(int(policy.removeprefix("optimal-")), len(self.optimal) - 1)
@@ -112,15 +117,13 @@ class LayerCost:
 
     def backwards(self, order: str) -> Cost:
         """Return the backward pass of a pipeline order: fused, or with separate weight passes."""
-        return self._apart if order in SPLIT else self.backward
-
-    @cached_property
-    def _apart(self) -> Cost:
-        return self.data + self.weight
+        return self.data + self.weight if order in SPLIT else self.backward
 
 
 Share = tuple[tuple[LayerCost, int], ...]
 """Layers of one chunk of a stage, and how often each occurs."""
+Layers = Sequence[tuple[LayerCost, int]]
+"""Layers of a stage, and how often each occurs."""
 
 
 def recompute_choices(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
@@ -145,102 +148,74 @@ def layer_costs(
     stored: bool = False,
     frozen: bool = False,
 ) -> tuple[LayerCost, ...]:
-    """Return the cost of every layer of a prepared (unfused) model. With `modules`, blocks also get
-    the recomputation choice of these modules, or of a number of blocks per stage; with `frozen`
-    only adapters are trained.
+    """Return the costs of a prepared (unfused) model's layers. Blocks also have the policy of
+    `modules`, or of a number of blocks per stage; with `frozen` only adapters are trained.
     """
-    blocks = block_names(model)
-    priced = {
-        id(layer): _layer_cost(
-            layer,
-            pricer,
-            cp,
-            ep,
-            layer.name in blocks,
-            model.microbatch,
-            modules=modules,
-            blocks=max(1, sum(n for kind, n in model.layers if kind.name in blocks) // stages),
-            stored=stored,
-            frozen=frozen,
+    blocks, inside, samples = block_names(model), pricer.schedules_links, model.microbatch
+    stage_blocks = max(1, sum(n for layer, n in model.layers if layer.name in blocks) // stages)
+
+    def cost_of(layer: Layer) -> LayerCost:
+        is_block, times = layer.name in blocks, pricer.layer(spread_experts(layer, ep), cp, samples)
+        costs, routed = times.operators, _has_experts(layer)
+        (dense, expert), (frozen_dense, frozen_expert) = _parameters(layer, frozen)
+        logits_bytes, half_loss, loss_bytes = _loss(layer, stored)
+        return LayerCost(
+            name=layer.name,
+            repeat=1,
+            is_block=is_block,
+            forward=times.forward,
+            backward=times.backward,
+            data=times.data,
+            weight=times.weight,
+            forward_links=() if inside else links(layer.forward),
+            backward_links=() if inside else links(layer.backward),
+            hidden_links=() if inside else _hidden(layer.backward),
+            policies=_policies(layer, pricer, costs, modules, stage_blocks if is_block else 0),
+            parameters=dense,
+            expert_parameters=expert // ep,
+            frozen=(frozen_dense, frozen_expert / ep),
+            modules=_modules(layer),
+            tensors=_tensors(layer, frozen),
+            boundary_bytes=layer.boundary_bytes,
+            exchange_bytes=_exchange(layer),
+            experts=expert_count(layer) // ep if routed else 0,
+            expert_forward_s=_expert_s(layer, layer.forward, costs) if routed else 0.0,
+            expert_backward_s=_expert_s(layer, layer.backward, costs) if routed else 0.0,
+            ring_bytes=_moved(layer, slice(1, 3)) if cp > 1 else 0.0,
+            heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
+            kv_heads=_kv_heads(layer) // samples,
+            transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
+            waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
+            logits_bytes=logits_bytes,
+            half_loss=half_loss,
+            loss_bytes=loss_bytes,
+            by_operator=cache(partial(by_operator, layer, pricer, costs)) if is_block else tuple,
+            backward_peak=partial(_backward_peak, layer, pricer, ep) if is_block else float,
         )
-        for layer in {id(layer): layer for layer, _ in model.layers}.values()
-    }
+
+    priced = {id(layer): cost_of(layer) for layer, _ in model.kinds}
     return tuple(
         priced[id(layer)] if repeat == 1 else replace(priced[id(layer)], repeat=repeat)
         for layer, repeat in model.layers
     )
 
 
-def _layer_cost(
-    layer: Layer,
-    pricer: Pricer,
-    cp: int,
-    ep: int,
-    is_block: bool,
-    samples: int,
-    *,
-    modules: str,
-    blocks: int,
-    stored: bool,
-    frozen: bool,
-) -> LayerCost:
-    times = pricer.layer(spread_experts(layer, ep), cp, samples)
-    costs = times.operators
-    routed = _has_experts(layer)
-    (dense, expert), (frozen_dense, frozen_expert) = _parameters(layer, frozen)
-    has_loss = stored or layer.name.startswith("mtp")
-    logits_bytes, half_loss, loss_bytes = _loss(layer) if has_loss else (_head(layer), False, 0.0)
-    inside = pricer.schedules_links
-    # Layers other than blocks keep everything under every policy.
-    keep_everything = (("none", keep_all(layer, pricer)),)
-    layer_policies = policies(layer, pricer, costs) if is_block else keep_everything
-    if is_block and (modules.startswith(FULL_BLOCKS) or modules.partition("@")[0] == HOST):
-        layer_policies += (partial_blocks(modules, blocks, dict(layer_policies)),)
-    elif modules and is_block:
-        layer_policies += (module_policy(layer, modules, blocks, pricer, costs),)
-    return LayerCost(
-        name=layer.name,
-        repeat=1,
-        is_block=is_block,
-        forward=times.forward,
-        backward=times.backward,
-        data=times.data,
-        weight=times.weight,
-        forward_links=() if inside else links(layer.forward),
-        backward_links=() if inside else links(layer.backward),
-        hidden_links=() if inside else _hidden(layer.backward),
-        policies=layer_policies,
-        parameters=dense,
-        expert_parameters=expert // ep,
-        frozen=(frozen_dense, frozen_expert / ep),
-        modules=_modules(layer),
-        tensors=_tensors(layer, frozen),
-        boundary_bytes=layer.boundary_bytes,
-        exchange_bytes=_exchange(layer),
-        experts=expert_count(layer) // ep if routed else 0,
-        expert_forward_s=_expert_s(layer, layer.forward, costs) if routed else 0.0,
-        expert_backward_s=_expert_s(layer, layer.backward, costs) if routed else 0.0,
-        ring_bytes=_moved(layer, slice(1, 3)) if cp > 1 else 0.0,
-        heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
-        kv_heads=_kv_heads(layer) // samples,
-        transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
-        waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
-        logits_bytes=logits_bytes,
-        half_loss=half_loss,
-        loss_bytes=loss_bytes,
-        by_operator=cache(partial(by_operator, layer, pricer, costs)) if is_block else tuple,
-        backward_peak=partial(_backward_peak, layer, pricer, ep) if is_block else float,
-    )
+def _policies(
+    layer: Layer, pricer: Pricer, costs: Mapping[str, Cost], modules: str, blocks: int
+) -> tuple[tuple[str, PolicyCost], ...]:
+    """Return the policies of one of `blocks` blocks of a stage, or of a layer that is none (0)."""
+    if not blocks:
+        return (("none", keep_all(layer, pricer)),)
+    named = policies(layer, pricer, costs)
+    if modules.startswith(FULL_BLOCKS) or modules.partition("@")[0] == HOST:
+        return *named, partial_blocks(modules, blocks, dict(named))
+    return (*named, module_policy(layer, modules, blocks, pricer, costs)) if modules else named
 
 
-def _head(layer: Layer) -> float:
-    return float(layer.boundary_bytes) if layer.name == "head" else 0.0
-
-
-def _loss(layer: Layer) -> tuple[float, bool, float]:
-    """Return the bytes of 16-bit logits of a layer's loss, whether it takes 16 bits, and the bytes
-    that it keeps.
-    """
+def _loss(layer: Layer, stored: bool) -> tuple[float, bool, float]:
+    """Return 16-bit logits of a layer's loss, whether it takes 16 bits, and bytes it keeps."""
+    if not stored and not layer.name.startswith("mtp"):
+        return float(layer.boundary_bytes) if layer.name == "head" else 0.0, False, 0.0
     for op in layer.forward:
         for work in op.vectors:
             if work.function == "cross_entropy":
@@ -269,16 +244,12 @@ def spread_experts(layer: Layer, ep: int) -> Layer:
         if not op.matmuls or _expert_weight(layer, op) == 0:
             return op
         tokens = "k" if op.kind == "linear_wgrad" else "m"
-        changed = tuple(
+        changed = (
             replace(p, batch=p.batch // ep, **{tokens: getattr(p, tokens) * ep}) for p in op.matmuls
         )
-        return replace(op, matmuls=changed)
+        return replace(op, matmuls=tuple(changed))
 
-    return replace(
-        layer,
-        forward=tuple(spread(op) for op in layer.forward),
-        backward=tuple(spread(op) for op in layer.backward),
-    )
+    return map_operators(layer, spread)
 
 
 def _has_experts(layer: Layer) -> bool:
@@ -345,20 +316,11 @@ def _tensors(layer: Layer, frozen: bool) -> int:
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
     """Return collectives whose result the next operator does not read."""
-    hidden: list[TensorLink] = []
-    for index, op in enumerate(operators):
-        if op.collective is None:
-            continue
-        following = operators[index + 1] if index + 1 < len(operators) else None
-        if following is not None and not set(op.writes) & set(following.reads):
-            hidden += links([op])
-    return tuple(hidden)
+    return links(op for op, after in pairwise(operators) if not set(op.writes) & set(after.reads))
 
 
 def _exchange(layer: Layer) -> float:
-    """Return the bytes of tokens sent to experts: the output of the dispatch or, in a captured
-    layer, the input of the first expert product.
-    """
+    """Return bytes of tokens sent to experts: a dispatch's or, captured, a product's input."""
     for op in layer.forward:
         if op.kind == "dispatch":
             return float(sum(layer.tensors[name].bytes for name in op.writes))
@@ -433,9 +395,5 @@ def _is_weight_gradient(layer: Layer, name: str) -> bool:
 
 
 def _written(layer: Layer, op: Operator) -> int:
-    activations = (Role.ACTIVATION, Role.ACTIVATION_GRADIENT)
-    return sum(
-        layer.tensors[n].bytes
-        for n in (*op.reads, *op.writes)
-        if layer.tensors[n].role in activations
-    )
+    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
+    return sum(t.bytes for t in tensors if t.role in (Role.ACTIVATION, Role.ACTIVATION_GRADIENT))

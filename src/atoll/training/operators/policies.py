@@ -22,8 +22,6 @@ from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import CollectiveKind, Operator, Role
 
 CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attention_values"})
-
-
 EXPERT_OPERATORS = ("router", "choose", "dispatch", "fc1", "act", "fc2", "combine")
 MODULE_OPERATORS = {
     "core_attn": ("attention", "scores", "softmax", "values"),
@@ -97,16 +95,12 @@ def policies(
 
 
 def rerun_shares(layer: Layer) -> dict[str, tuple[float, tuple[float, ...]]]:
-    """Return, per named policy that recomputes, the saved bytes that it keeps and the recomputed
-    share of each forward operator.
-    """
+    """Return kept bytes and the recomputed share of each operator, per recomputing policy."""
     core, dropped = _core(layer)
     kept, shares = _alternate_shares(layer)
+    in_core = tuple(float(op in core) for op in layer.forward)
     return {
-        "selective": (
-            layer.saved_bytes - dropped,
-            tuple(float(op in core) for op in layer.forward),
-        ),
+        "selective": (layer.saved_bytes - dropped, in_core),
         "alternate": (kept, tuple(shares.get(op.name, 0.0) for op in layer.forward)),
         "full": (_entry(layer), (1.0,) * len(layer.forward)),
     }
@@ -114,7 +108,7 @@ def rerun_shares(layer: Layer) -> dict[str, tuple[float, tuple[float, ...]]]:
 
 def _core(layer: Layer) -> tuple[list[Operator], float]:
     """Return the operators of attention's core, and the bytes saved inside it."""
-    core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
+    core = _core_operators(layer)
     outputs = {name for op in core for name in op.writes}
     leaving = {n for op in layer.forward if op not in core for n in op.reads}
     inside = (name for name in layer.saved if name in outputs and name not in leaving)
@@ -156,9 +150,7 @@ def module_policy(
             dropped |= _hosted(layer, HOSTED_OPERATORS[module.removesuffix("@host")])
             continue
         if module == "core_attn":
-            module_operators = [
-                op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)
-            ]
+            module_operators = _core_operators(layer)
         elif has_experts == (module == "mlp") and module in ("mlp", "moe", "moe_act"):
             module_operators = []
         else:
@@ -179,21 +171,16 @@ def _hosted(layer: Layer, names: Sequence[str]) -> set[str]:
     """Return the saved tensors that only the backward passes of these operators read."""
     host_operators = {op.name for op in layer.forward if op.name.rpartition(".")[2] in names}
     if "attention" in names:
-        host_operators |= {
-            op.name for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)
-        }
-    hosted = set()
-    for name in layer.saved:
-        readers = [op.name.rpartition(".")[0] for op in layer.backward if name in op.reads]
-        if readers and set(readers) <= host_operators:
-            hosted.add(name)
-    return hosted
+        host_operators |= {op.name for op in _core_operators(layer)}
+    readers = {
+        name: {op.name.rpartition(".")[0] for op in layer.backward if name in op.reads}
+        for name in layer.saved
+    }
+    return {name for name, of in readers.items() if of and of <= host_operators}
 
 
 def by_operator(layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]) -> tuple[PolicyCost, ...]:
-    """Return the convex hull of kept bytes and recomputed seconds over all sets of saved tensors,
-    from keeping all to keeping least.
-    """
+    """Return the convex hull of kept bytes and recomputed seconds over sets of saved tensors."""
     choices = hull_choices(layer, np.array([costs[op.name].total_s for op in layer.forward]))
     entry = _entry(layer)
     beyond = max(1, layer.saved_bytes - entry)
@@ -225,36 +212,33 @@ def policy_cost(
         () if pricer.schedules_links else links(rerun),
         tuple(op.name for op in rerun),
         attention=any(op.kind in CORE_ATTENTION for op in rerun),
-        exchange=_exchanged(layer, rerun),
+        exchange=any(op in rerun for op in exchanging(layer)),
     )
 
 
-def _exchanged(layer: Layer, rerun: Sequence[Operator]) -> bool:
-    """Return whether tokens are sent to their experts again."""
-    return any(op in rerun for op in exchanging(layer))
-
-
 def exchanging(layer: Layer) -> list[Operator]:
-    """Return the operators that send tokens to experts: dispatches or, in a captured layer without
-    any, the experts' products.
-    """
+    """Return dispatches of tokens or, in a captured layer without any, products of experts."""
     dispatches = [op for op in layer.forward if op.kind == "dispatch"]
     products = (op for op in layer.forward if op.kind == "linear")
     return dispatches or [op for op in products if op.matmuls[0].batch > 1]
 
 
-def _inside_core(op: Operator) -> bool:
-    return op.kind == "dropout" and ".probabilities." in f".{op.name}."
+def _core_operators(layer: Layer) -> list[Operator]:
+    """Return the operators of attention's core, with the dropout of its probabilities."""
+    return [
+        op
+        for op in layer.forward
+        if op.kind in CORE_ATTENTION
+        or (op.kind == "dropout" and ".probabilities." in f".{op.name}.")
+    ]
 
 
 def _alternate(layer: Layer, costs: Mapping[str, Cost]) -> PolicyCost:
     """Return the policy that keeps attention's and every second product's output."""
     kept, shares = _alternate_shares(layer)
-    again = Cost()
-    for name, share in shares.items():
-        again += costs[name].times(share)
+    again = total(costs[name].times(share) for name, share in shares.items())
     rerun = [op for op in layer.forward if shares.get(op.name, 0.0) > 0.0]
-    exchange = _exchanged(layer, rerun)
+    exchange = any(op in rerun for op in exchanging(layer))
     return PolicyCost(kept, again, (), tuple(op.name for op in rerun), exchange=exchange)
 
 
@@ -297,8 +281,5 @@ def _output_widths(layer: Layer, op: Operator) -> list[int]:
 
 def links(operators: Iterable[Operator]) -> tuple[TensorLink, ...]:
     """Return the collectives of these operators."""
-    return tuple(
-        TensorLink(str(op.collective.kind), op.collective.bytes, op.collective.group)
-        for op in operators
-        if op.collective is not None
-    )
+    sent = (op.collective for op in operators if op.collective is not None)
+    return tuple(TensorLink(str(moved.kind), moved.bytes, moved.group) for moved in sent)

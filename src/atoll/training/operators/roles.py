@@ -1,9 +1,34 @@
-"""Roles of the operators of a layer's graph, by their tensors."""
+"""Roles of the operators of a layer's graph, by their tensors, and changes of all operators."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, Role
+from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork
+
+Change = Callable[[Operator], Operator]
+
+
+def map_operators(
+    layer: Layer, change: Change, tensors: Mapping[str, Tensor] | None = None
+) -> Layer:
+    """Apply `change` to every operator; it may add to `tensors`, which replace the layer's."""
+    forward, backward = tuple(map(change, layer.forward)), tuple(map(change, layer.backward))
+    tensors = layer.tensors if tensors is None else tensors
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+
+
+def more_passes(op: Operator, passes: Iterable[VectorWork]) -> Operator:
+    """Return the operator with further passes after its own."""
+    return replace(op, vectors=(*op.vectors, *passes))
+
+
+def weight_tensors(layer: Layer, op: Operator) -> list[Tensor]:
+    """Return the weights and weight gradients that an operator reads or writes."""
+    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
+    return [t for t in tensors if t.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)]
 
 
 def even_experts(layer: Layer) -> bool:
@@ -17,9 +42,7 @@ def even_experts(layer: Layer) -> bool:
 
 def multiplies_experts(layer: Layer, op: Operator) -> bool:
     """Return whether a linear's weight holds a matrix per expert."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
-    return any(t.role in roles and len(t.shape) == 3 for t in tensors)
+    return any(len(t.shape) == 3 for t in weight_tensors(layer, op))
 
 
 def gates_experts(layer: Layer, op: Operator) -> bool:
@@ -33,33 +56,21 @@ def gates_experts(layer: Layer, op: Operator) -> bool:
 
 def width_by_expert(layer: Layer, op: Operator) -> bool:
     """Return whether a bias has a row per expert."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
-    return any(t.role in roles and len(t.shape) == 2 for t in tensors)
+    return any(len(t.shape) == 2 for t in weight_tensors(layer, op))
 
 
 def largest_weight(layer: Layer, op: Operator) -> int:
     """Return the elements of the largest weight or weight gradient of an operator."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
-    return max((t.elements for t in tensors if t.role in roles), default=0)
+    return max((t.elements for t in weight_tensors(layer, op)), default=0)
 
 
 def widths(layer: Layer, op: Operator) -> list[int]:
     """Return the columns of each weight in a product."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
-    weights = [t for t in tensors if t.role in roles and len(t.shape) == 2]
-    if len(weights) == 1 and op.name.startswith("fc1") and _gated(layer):
-        return [weights[0].shape[1] // 2] * 2
-    return [t.shape[1] for t in weights]
-
-
-def _gated(layer: Layer) -> bool:
-    return any(
-        op.kind == "activation" and len(op.vectors) == 2 and op.name == "act"
-        for op in layer.forward
-    )
+    columns = [t.shape[1] for t in weight_tensors(layer, op) if len(t.shape) == 2]
+    acts = (act for act in layer.forward if act.kind == "activation" and act.name == "act")
+    if len(columns) == 1 and op.name.startswith("fc1") and any(len(a.vectors) == 2 for a in acts):
+        return [columns[0] // 2] * 2
+    return columns
 
 
 def read_again(layer: Layer, op: Operator) -> int:

@@ -83,13 +83,8 @@ def in_step(gpu: Gpu, mix: KernelMix) -> Gpu:
         replace(part, throttle=(1 + fit.attention_throttle(part)) ** attention - 1)
         for part in (fit.forward, fit.backward)
     )
-    return replace(
-        gpu,
-        calibration=replace(
-            fit,
-            step_throttle=(1 + fit.limit_throttle) ** products - 1,
-            forward=forward,
-            backward=backward,
-            step_attention=True,
-        ),
+    throttle = (1 + fit.limit_throttle) ** products - 1
+    calibration = replace(
+        fit, step_throttle=throttle, forward=forward, backward=backward, step_attention=True
     )
+    return replace(gpu, calibration=calibration)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.training.run import Run
 
 # Columns of `Tables.rows`.
@@ -119,6 +116,6 @@ class LayoutTables(NamedTuple):
     """(contents, ZeRO stages, choices, phases, 3): `memory.transient_bytes`."""
     logits: Floats
     """(losses, contents): bytes."""
-    bounds: NDArray[np.bool_]
+    bounds: Bools
     """(choices,): whether a choice is a lower bound."""
     run: Run

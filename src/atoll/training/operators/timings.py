@@ -13,12 +13,11 @@ from itertools import product
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Floats, Ints
 
 BETWEEN, TIMED = 1, 2
-Origins = NDArray[np.int64]
+Origins = Ints
 """Per size: `TIMED`, `BETWEEN` timed sizes, or 0 for neither."""
 THIN = 1 / 3  # least share of timed points for a value of an axis to be used
 
@@ -54,9 +53,7 @@ class RatioGrid:
         return min(1.0, float(np.exp(np.nanmin(self.logs))))
 
     def at(self, sizes: Floats) -> tuple[Floats, Origins]:
-        """Interpolate the ratios at these sizes, linear in the logarithms; 1 outside of the grid or
-        next to a missing point.
-        """
+        """Interpolate the ratios' logarithms; 1 outside of the grid or at a missing point."""
         lows, highs, parts = [], [], []
         inside = np.ones(len(sizes), dtype=bool)
         for axis, size in zip(self.axes, sizes.T, strict=True):

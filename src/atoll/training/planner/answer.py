@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,12 +32,11 @@ from atoll.fabric.nested import collective_s
 from atoll.files.csvfile import write_csv
 from atoll.placement.replay import replay_step
 from atoll.questions.question import explicit_fields
-from atoll.step.layout import Layout
-from atoll.step.stages import stage_shares
 from atoll.tools.tool import UNRESTRICTED
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.memory import Memory
 from atoll.training.operators.layers import operator_costs
+from atoll.training.planner.pieces import AXES
 from atoll.training.planner.plan import REFUSED, TOO_LARGE, TOO_SLOW, Plan
 from atoll.training.replay import step_passes
 from atoll.training.run import Run
@@ -59,7 +60,6 @@ def estimate_answer(estimate: Estimate) -> EstimateAnswer:
         **{n: getattr(run, n).name for n in ("model", "network", "tool", "stack", "states")},
         site=run.site.name if run.site else None,
         layout_words=str(layout),
-        step_time_s=estimate.step.time_s,
         power_cap_W=run.gpu.cap_W,
         memory_bytes=build_from(
             PlanMemory,
@@ -104,7 +104,6 @@ def plan_answer(plan: Plan) -> PlanAnswer:
                 RunnerUp,
                 runner_up,
                 layout=str(runner_up.layout),
-                step_time_s=runner_up.step.time_s,
                 slower=runner_up.step.time_s / best.step.time_s - 1,
                 axes=runner_up.layout,
                 breakdown_s=runner_up.step.breakdown(),
@@ -131,14 +130,13 @@ def plan_answer(plan: Plan) -> PlanAnswer:
 
 def layout_rows(plan: Plan) -> list[dict[str, object]]:
     """Return one row per estimated layout, fastest first."""
-    names = [f.name for f in fields(Layout) if f.name != "blocks"]
     fastest_s = plan.fastest.step.time_s
     return [
         {
             "layout": str(layout),
             "step_time_s": time_s,
             "slower": max(0.0, time_s / fastest_s - 1),
-            **{name: getattr(layout, name) for name in names},
+            **{axis: getattr(layout, axis) for axis in AXES},
         }
         for layout, time_s in plan.space.estimated_layouts()
     ]
@@ -151,36 +149,24 @@ def write_layouts(plan: Plan, path: Path) -> None:
 
 
 def _best(estimate: Estimate) -> BestLayout:
-    return build_from(
-        BestLayout,
-        estimate,
-        layout=str(estimate.layout),
-        step_time_s=estimate.step.time_s,
-        throughput_samples_per_s=estimate.run.global_batch / estimate.step.time_s,
-    )
+    rate = estimate.run.global_batch / estimate.step.time_s
+    layout = str(estimate.layout)
+    return build_from(BestLayout, estimate, layout=layout, throughput_samples_per_s=rate)
 
 
 def _memory(memory: Memory) -> StageMemory:
     return build_from(
-        StageMemory,
-        memory,
-        total=memory.allocated,
-        after_step=memory.resting,
-        parts=memory.parts(),
+        StageMemory, memory, total=memory.allocated, after_step=memory.resting, parts=memory.parts()
     )
 
 
 def _stages(best: Estimate) -> tuple[PlannedStage, ...]:
     """Return the layers and the memory by part of each stage."""
-    layout = best.layout
-    costs = best.prices.costs(layout)
-    shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
     rows = []
-    for chunks, memory in zip(shares, best.memory, strict=True):
-        layers: dict[str, int] = {}
-        for chunk in chunks:
-            for cost, count in chunk:
-                layers[cost.name] = layers.get(cost.name, 0) + count
+    for chunks, memory in zip(best.prices.shares(best.layout)[1], best.memory, strict=True):
+        layers = Counter[str]()
+        for cost, count in chain.from_iterable(chunks):
+            layers[cost.name] += count
         words = tuple(name if n == 1 else f"{name} x{n}" for name, n in layers.items())
         outside_bytes = {"fragments and driver": memory.needed - memory.allocated}
         rows.append(PlannedStage(layers=words, memory_bytes=memory.parts() | outside_bytes))
@@ -198,12 +184,8 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
             rows, work, origins, clock = [], [], [], 0.0
             for op in operators:
                 cost = costs[op.name]
-                kinds = {
-                    "matrix": cost.matrix_s,
-                    "attention": cost.attention_s,
-                    "vector": cost.vector_s,
-                }
-                seconds, lane = cost.total_s, _most(kinds)
+                kinds = ("matrix", "attention", "vector")
+                seconds, lane = cost.total_s, _most(dict(zip(kinds, cost[:3], strict=True)))
                 if (moved := op.collective) is not None:
                     seconds = collective_s(run.network, moved.kind.value, moved.bytes, layout.tp)
                     lane = "link"
@@ -233,18 +215,16 @@ def _most(parts: Mapping[Name, float]) -> Name:
 
 def _sensitivity(best: Estimate) -> list[Sensitivity]:
     """Estimate the same layout with each machine rate 10 % lower and 10 % higher."""
-    rows, estimator = [], best.prices
-    for name, changed in _faster(best.run).items():
-        less, more = (
-            Gain(
-                change=f"{factor - 1:+.0%}",
-                gain=best.step.time_s / changed_estimator.estimate(best.layout).step.time_s - 1,
-            )
-            for factor in (0.9, 1.1)
-            for changed_estimator in (estimator.with_run(changed(factor)),)
-        )
-        rows.append(Sensitivity(what=name, less=less, more=more))
-    return rows
+
+    def gain(run: Run, factor: float) -> Gain:
+        changed = best.prices.with_run(run).estimate(best.layout)
+        gain = best.step.time_s / changed.step.time_s - 1
+        return Gain(change=f"{factor - 1:+.0%}", gain=gain)
+
+    return [
+        Sensitivity(what=name, less=gain(changed(0.9), 0.9), more=gain(changed(1.1), 1.1))
+        for name, changed in _faster(best.run).items()
+    ]
 
 
 def _faster(run: Run) -> dict[str, Callable[[float], Run]]:

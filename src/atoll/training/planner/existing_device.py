@@ -4,7 +4,7 @@ devices, with the network and software stack that each device usually has.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from atoll.answers.search import ExistingDevice
 from atoll.base.errors import AtollError, InfeasibleError
@@ -50,7 +50,6 @@ def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDev
         best = best_estimate(run, stop)
     except InfeasibleError as error:
         return replace(none, reason=str(error))
-    interval = best.interval.step_time_s
     return replace(
         none,
         fits=True,
@@ -58,5 +57,5 @@ def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDev
         step_time_s=best.step.time_s,
         mfu=best.mfu,
         layout=str(best.layout),
-        step_time_interval_s=(interval.low, interval.high),
+        step_time_interval_s=astuple(best.interval.step_time_s),
     )

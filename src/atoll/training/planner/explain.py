@@ -44,9 +44,7 @@ def reasons(space: LayoutSpace, best: Estimate, ties: float) -> tuple[tuple[Axis
 def faster_layouts(
     space: LayoutSpace, layout: Layout, limit_s: float
 ) -> Iterator[tuple[float, Layout]]:
-    """Yield, per axis, step seconds and layout of the fastest with another value, if it takes less
-    than `limit_s`; none after a stop.
-    """
+    """Yield, per axis, the fastest layout with another value below `limit_s`, with its time."""
     with suppress(StoppedError):
         for axis in AXES:
             rows, names = _others(space, layout, axis)
@@ -64,23 +62,18 @@ def _reason(space: LayoutSpace, best: Estimate, axis: str, ties: float) -> tuple
     alternative = space.nearest(rows, names)
     if alternative is not None:
         slower = alternative.step.time_s / best.step.time_s - 1
-        value = f"{axis} {_value(alternative.layout, axis)}"
-        sentence = f"{name}: {value} is {format_slower(slower, 1)} with {alternative.layout}"
+        value, words = f"{axis} {_value(alternative.layout, axis)}", format_slower(slower, 1)
         if slower < 0:
-            would = f"{value} would be {format_slower(slower, 1)}"
-            why = why_not(alternative, best, ties)
-            return f"{name}: {would} but {why}, with {alternative.layout}", alternative
+            would = f"{value} would be {words} but {why_not(alternative, best, ties)}"
+            return f"{name}: {would}, with {alternative.layout}", alternative
         part = f", {_where(best, alternative)}" if slower else ""
-        return f"{sentence}{part}", alternative
+        return f"{name}: {value} is {words} with {alternative.layout}{part}", alternative
     least = space.smallest(rows, names)
     if least.fits:  # fits, but cannot be used
         return "", least
-    over = least.worst.needed - space.run.capacity_bytes
-    return (
-        f"{name}: no other fits, {axis} {_value(least.layout, axis)} needs {format_bytes(over)} "
-        f"more memory than there is, as {least.layout}",
-        least,
-    )
+    over = format_bytes(least.worst.needed - space.run.capacity_bytes)
+    needs = f"{axis} {_value(least.layout, axis)} needs {over} more memory than there is"
+    return f"{name}: no other fits, {needs}, as {least.layout}", least
 
 
 def _others(space: LayoutSpace, layout: Layout, axis: str) -> tuple[Bools, Bools]:
@@ -93,13 +86,12 @@ def _others(space: LayoutSpace, layout: Layout, axis: str) -> tuple[Bools, Bools
     if (axis == "etp" and not space.run.model.experts) or (axis == "schedule" and layout.pp == 1):
         return np.zeros(len(space.slot), dtype=np.bool_), every
     if axis in ("tp", "cp", "ep", "etp", "sp"):
-        mine = getattr(layout, axis)
-        values = [
-            getattr(block.family, axis) != mine
+        others = [
+            getattr(block.family, axis) != getattr(layout, axis)
             and (axis != "sp" or min(layout.tp, block.family.tp) > 1)
             for block in space.blocks
         ]
-        return np.repeat(values, [len(block) for block in space.blocks]), every
+        return np.repeat(others, [len(block) for block in space.blocks]), every
     if axis != "schedule":
         return space.column(axis) != getattr(layout, axis), every
     names = np.array(["1f1b" if n == "interleaved" else n for n in space.blocks[0].schedules])

@@ -42,11 +42,7 @@ class PlanPieces:
     """Pieces for the layouts of one run."""
 
     def __init__(
-        self,
-        run: Run,
-        axes: Axes,
-        estimator: Estimator | None = None,
-        below_s: float = np.inf,
+        self, run: Run, axes: Axes, estimator: Estimator | None = None, below_s: float = np.inf
     ) -> None:
         self.run, self.axes = run, axes
         self.below_s = below_s
@@ -55,11 +51,8 @@ class PlanPieces:
         self._lower_bounds = self.estimator.lower_bounds()
         self._floor = FamilyBounds(self._lower_bounds, axes.recompute)
         self._blocks: dict[LayoutFamily, LayoutColumns] = {}
-        self.kinds: dict[str, Callable[..., Any]] = {
-            "bounds": self._bounds,
-            "least": self._least,
-            "times": self._times,
-        }
+        self.kinds: dict[str, Callable[..., Any]]
+        self.kinds = {"bounds": self._bounds, "least": self._least, "times": self._times}
         self.ask: Callable[..., Any] = self.make
         """`ask` computes a piece or loads it; `announce` receives the calls expected next."""
         self.announce: Callable[[Iterable[PieceCall]], None] | None = None
@@ -93,7 +86,8 @@ class PlanPieces:
     def _bounds(self, *family: Any) -> tuple[Singles, ...]:
         capacity = self.run.capacity_bytes * (1 + 3 * SINGLE)
         block = self.block(LayoutFamily(*family))
-        return tuple(map(_down, self._floor.bounds(block, capacity, self.below_s)))
+        bounds = self._floor.bounds(block, capacity, self.below_s)
+        return tuple((bound * (1 - SINGLE)).astype(np.float32) for bound in bounds)
 
     def least_s(self, block: LayoutColumns, names: Sequence[str]) -> Floats:
         """Return lower bounds on the step seconds of layouts of one variant, shape (layouts,
@@ -186,10 +180,6 @@ def _layouts(
     blocks, head_blocks, *weights = chain
     work = ChainWork(blocks, head_blocks, *map(tuple, weights))
     return LayoutColumns(LayoutFamily(*family), tuple(schedules), work, np.array(columns))
-
-
-def _down(bounds: Floats) -> Singles:
-    return (bounds * (1 - SINGLE)).astype(np.float32)
 
 
 def _as_json(seconds: Floats) -> list[Any]:

@@ -126,19 +126,17 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         faster = 1 - self.fastest.step.time_s / self.best.step.time_s
         why = why_not(self.fastest, self.best, self.ties)
         ranked_s = [at_risk_s(estimate, self.risk) for estimate in (self.best, self.fastest)]
+        fastest = self.fastest.layout
         if self.risk != "median" and ranked_s[0] < ranked_s[1]:
             return (
-                f"the fastest by the {self.risk} of its distribution; {self.fastest.layout}, whose "
-                f"parts are less certain, is estimated {faster:.2%} faster"
+                f"the fastest by the {self.risk} of its distribution; {fastest}, whose parts are "
+                f"less certain, is estimated {faster:.2%} faster"
             )
         if faster > self.ties:
-            return (
-                "the fastest with room in memory; "
-                f"{self.fastest.layout}, {faster:.2%} faster, {why}"
-            )
+            return f"the fastest with room in memory; {fastest}, {faster:.2%} faster, {why}"
         return (
             f"the simplest of {self.tied:,} layouts within {100 * self.ties:.3g}% of the fastest, "
-            f"{self.fastest.layout}, which is {faster:.2%} faster and {why}"
+            f"{fastest}, which is {faster:.2%} faster and {why}"
         )
 
     @cached_property
@@ -207,17 +205,9 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             >>> plan.proof()  # doctest: +ELLIPSIS
             'proven ...'
         """
-        ruled_out, restricted = self.certificate.ruled_out, self.tool.name != UNRESTRICTED
-        refused = ruled_out[REFUSED]
-        counts = [
-            f"{ruled_out[TOO_LARGE]:,} do not fit in memory",
-            f"{ruled_out[TOO_SLOW]:,} are provably slower",
-            *([f"{refused:,} cannot be run by {self.tool.name}"] if restricted and refused else []),
-            *([f"{self.unseen:,} were not evaluated ({self.stopped})"] if self.stopped else []),
-            f"{self.certificate.evaluated:,} were estimated in full",
-        ]
         of = "" if self.best.layout == self.fastest.layout else "the fastest is "
-        return f"{of}{self.certificate.sentence()}; {', '.join(counts)}"
+        tool = "" if self.tool.name == UNRESTRICTED else self.tool.name
+        return of + proof_words(self.certificate, self.unseen, self.stopped, tool)
 
     def left_out(self) -> str:
         """State what the proof does not cover.
@@ -262,11 +252,8 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         tool = self.tool
         if tool.name == UNRESTRICTED or self.stopped:
             return None
-        chosen = {
-            axis.name: values
-            for axis in fields(self.axes)
-            if (values := getattr(self.axes, axis.name)) != tool.axes.get(axis.name)
-        }
+        axes_values = ((axis.name, getattr(self.axes, axis.name)) for axis in fields(self.axes))
+        chosen = {name: values for name, values in axes_values if values != tool.axes.get(name)}
         faster_s = self.fastest.step.time_s * (1 - LEAST_GAIN)
         try:
             free, axes = replace(self.run, tool=ANY_LAYOUT), Axes(**chosen)
@@ -317,28 +304,36 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         return "\n".join([*summary_lines(self.summary()), bar_text(self.best.step.breakdown())])
 
 
+def proof_words(proof: Certificate, unseen: int, stopped: str, tool: str = "") -> str:
+    """Return what is proven, with the layouts by how they were ruled out; `tool` refused some."""
+    ruled_out, refused = proof.ruled_out, proof.ruled_out.get(REFUSED)
+    counts = [
+        f"{ruled_out[TOO_LARGE]:,} do not fit in memory",
+        f"{ruled_out[TOO_SLOW]:,} are provably slower",
+        f"{refused:,} cannot be run by {tool}" if tool and refused else "",
+        f"{unseen:,} were not evaluated ({stopped})" if stopped else "",
+        f"{proof.evaluated:,} were estimated in full",
+    ]
+    return f"{proof.sentence()}; {', '.join(filter(None, counts))}"
+
+
 def _missing_abilities(tool: Tool, layout: Layout) -> str:
     """Return what a layout needs that the tool does not have, in words."""
-    words = {
-        "recompute": f"recomputation {layout.recompute}",
-        "schedule": f"the pipeline order {layout.schedule}",
-    }
-    if layout.recompute == "optimal":
-        words["recompute"] = "recomputation per operator"
+    policy = "per operator" if layout.recompute == "optimal" else layout.recompute
+    order = f"the pipeline order {layout.schedule}"
+    words = {"recompute": f"recomputation {policy}", "schedule": order}
     missing = [
         words.get(axis, f"{axis} {getattr(layout, axis)}")
         for axis, values in tool.axes.items()
         if axis != "sp" and getattr(layout, axis) not in values
     ]
     if layout.pp == 1 or layout.schedule == "interleaved":  # which is 1f1b with several chunks
-        missing = [part for part in missing if part != words["schedule"]]
+        missing = [part for part in missing if part != order]
     return ", ".join(missing) or f"a combination that {tool.title} does not run"
 
 
 def _program(layout: Layout) -> Layout:
-    """Return the layout without its ZeRO stage if each parameter is on one rank only: such layouts
-    run the same program.
-    """
+    """Return the layout without a ZeRO stage that divides nothing: the program is the same."""
     return replace(layout, zero=0) if layout.dp * layout.cp == 1 else layout
 
 
@@ -376,22 +371,11 @@ def plan(
     programs = {_program(best.layout): best}
     for runner_up in fastest_layouts.best:
         programs.setdefault(_program(runner_up.layout), runner_up)
-    others = tuple(programs.values())[1:]
-    return Plan(
-        run,
-        axes,
-        best,
-        fastest,
-        others[:runners_up],
-        _certificate(space, fastest_layouts),
-        excluded(run, axes),
-        space,
-        fastest_layouts.not_evaluated,
-        space.stop.reason if fastest_layouts.stopped else "",
-        ties,
-        tied,
-        risk,
-    )
+    layouts = best, fastest, tuple(programs.values())[1 : runners_up + 1]
+    proof, left_out = _certificate(space, fastest_layouts), excluded(run, axes)
+    unseen = fastest_layouts.not_evaluated
+    stopped = space.stop.reason if fastest_layouts.stopped else ""
+    return Plan(run, axes, *layouts, proof, left_out, space, unseen, stopped, ties, tied, risk)
 
 
 def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts) -> Certificate:
@@ -418,8 +402,7 @@ def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts) -> Certifi
 
 
 def _nothing_fits(space: LayoutSpace) -> InfeasibleError:
-    """Return an error that names the largest memory part of the layout that needs the least memory,
-    the excess, and a change that fits."""
+    """Return an error with the largest part of the smallest layout, and a change that fits."""
     run = space.run
     nearest = space.smallest()
     parts = nearest.worst.parts()
@@ -438,17 +421,13 @@ def _nothing_fits(space: LayoutSpace) -> InfeasibleError:
         advice = f"{fitting.layout} does fit: {way}"
     else:
         advice = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
+    with_tool = "" if run.tool.name == UNRESTRICTED else f" with {run.tool.name}"
     return InfeasibleError(
-        f"{run.model.name} does not fit {run.devices} {run.gpu.name}{_with_tool(run)}: the layout "
-        f"that needs least "
-        f"({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
+        f"{run.model.name} does not fit {run.devices} {run.gpu.name}{with_tool}: the layout that "
+        f"needs least ({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
         f"{format_bytes(run.capacity_bytes)}, {format_bytes(over)} too much, most of it {largest} "
         f"({format_bytes(parts[largest])}); {advice}"
     )
-
-
-def _with_tool(run: Run) -> str:
-    return "" if run.tool.name == UNRESTRICTED else f" with {run.tool.name}"
 
 
 def _runs(tool: Tool, estimate: Estimate) -> bool:

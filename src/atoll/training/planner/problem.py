@@ -47,24 +47,21 @@ class PlanProblem:
         for name in ("time_limit_s", "ties", *of_software, *run_fields):
             del question_fields[name]
         # Files and software named in the question are identified by their contents.
-        contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
+        contents = ((field.name, getattr(self.run, field.name)) for field in fields(self.run))
         return question_fields | {
             f"{name}_content": fingerprint({name: repr(content)})
-            for name, content in contents.items()
+            for name, content in contents
             if is_dataclass(content) and name != "length"
         }
 
     @property
     def risk(self) -> str:
-        """Return what layouts are ranked by; template chips, which nobody has measured, by their
-        estimates, as a search ranks them.
-        """
+        """Return what layouts are ranked by; nobody has measured template chips: the median."""
         return "median" if isinstance(self.run.gpu, TemplateChip) else self.question.risk
 
     @property
     def ties(self) -> float:
-        """Return the given `ties`, but 0 by default for template chips, so that a plan has the
-        step time that the search proved."""
+        """Return `ties`; 0 for template chips if not asked, to keep the search's step time."""
         chip = isinstance(self.run.gpu, TemplateChip) and "ties" not in self.question.asked()
         return 0.0 if chip else self.question.ties
 

@@ -43,9 +43,7 @@ from atoll.training.run import Run
 
 LayoutRefusal = Callable[[Layout], str | None]
 """Function that returns why a layout cannot be used, or None if it can."""
-BOUND_TOGETHER = (
-    0.07  # rows of a variant within this relative distance of the limit are bounded together
-)
+BOUND_TOGETHER = 0.07  # rows of a variant this close to the limit (relative) are bounded together
 NEAR = 0.01  # rows within this relative distance of the lowest bound are estimated together
 MOST_REFUSED = 5000  # the search fails if this many of the fastest layouts are all refused
 REPORT_S = 0.2  # seconds between progress reports
@@ -153,10 +151,8 @@ class LayoutSpace:
         return np.concatenate([getattr(block, axis) for block in self.blocks])
 
     def layout(self, row: int, name: int) -> Layout:
-        owner = self._family_number(row)
-        rows = np.array([row - self.starts[owner]])
-        (layout,) = self.blocks[owner].layouts(rows, self.names[name])
-        return layout
+        layouts = self._family_rows(np.array([row])).layouts(np.zeros(1, np.intp), self.names[name])
+        return layouts[0]
 
     def _family_number(self, row: int) -> int:
         """Return the index of a row's family in `blocks`."""
@@ -286,8 +282,7 @@ class LayoutSpace:
         for row, name, time_s in ranked:
             if len(best) == count and time_s >= best[-1].step.time_s:
                 return tuple(best), refusals, estimated, time_s
-            refusal = self._refusal(row, name)
-            if refusal is not None:
+            if refusal := self._refusal(row, name):
                 refusals.append(refusal)
                 continue
             estimated += 1
@@ -323,7 +318,7 @@ class LayoutSpace:
             if report and self.progress is not None and time.monotonic() > self._next_report_s:
                 self._report(self.progress, rest, loose_s[loose_s < limit_s])
             for limit, rows in pair:
-                self._store_times(limit is not None, rows, self._figures(limit, rows))
+                self._store_times(limit, rows)
             limit_s, best_s = self._limit_s(count, wanted_rows, named, limit_s)
             limit_s = max(min(limit_s, below_s), within_s)
 
@@ -381,34 +376,18 @@ class LayoutSpace:
         return np.asarray(start + np.flatnonzero(joined))
 
     def _rounded_s(self, limit_s: float) -> float:
-        """Round a limit up to a power of (1 + NEAR), so that many calls share it and workers can
-        start before the exact limit is known.
-        """
-        if limit_s == np.inf:
-            return limit_s
+        """Round up to a power of (1 + NEAR), so that workers can start before the exact limit."""
         return float((1 + NEAR) ** np.ceil(np.log(limit_s) / np.log(1 + NEAR)))
 
     def _call(self, limit_s: float | None, rows: Ints) -> PieceCall:
-        """Return the call that computes `_figures` in a worker."""
+        """Return the call that computes the times of `_store_times` in a worker."""
+        family_rows = self._family_rows(rows)
         if limit_s is None:
-            return least_call(self._family_rows(rows), self.names)
-        return times_call(self._family_rows(rows), self.names, limit_s)
-
-    def _variant(self, limit_s: float | None, rows: Ints) -> tuple[int, int]:
-        """Return the family and the microbatch of rows of one variant."""
-        owner = self._family_number(rows[0])
-        return owner, int(self.blocks[owner].microbatch[rows[0] - self.starts[owner]])
-
-    def _figures(self, limit_s: float | None, rows: Ints) -> Floats:
-        """Return seconds of rows of one variant, shape (rows, policies): lower bounds if `limit_s`
-        is None, else estimates."""
-        if limit_s is None:
-            return self.pieces.least_s(self._family_rows(rows), self.names)
-        return self.pieces.times_s(self._family_rows(rows), self.names, limit_s)
+            return least_call(family_rows, self.names)
+        return times_call(family_rows, self.names, limit_s)
 
     def _loose_s(self, rows: Bools, named: Bools) -> Floats:
-        """Return the lowest bound of each slot under the given policies, shape (slots,); infinite
-        where every time is an estimate."""
+        """Return the lowest bound of each slot; infinite where all of its times are estimates."""
         loose = self.is_lower_bound & named & rows[self.rows, None]
         return np.asarray(np.where(loose, self.time_s, np.inf).min(axis=1))
 
@@ -423,19 +402,17 @@ class LayoutSpace:
         """Return an upper bound on the time of the `count`-th fastest estimated layout, and the
         time of the fastest. Layouts above `below_s` are skipped.
         """
-        left = count
-        refused, best_s = 0, np.inf
+        left, refused, best_s = count, 0, np.inf
         for row, name, time_s in self._ranked(rows, named, True, below_s):
-            refusal = self._refusal(row, name)
-            if refusal is None:
-                left -= 1
-                best_s = min(best_s, time_s)
-                if not left:
-                    return time_s * (1 + 3 * ROUNDING), best_s
+            if refusal := self._refusal(row, name):
+                refused += 1
+                if refused == MOST_REFUSED and left == count:
+                    raise UnusableError(f"{refusal}; the tool runs none of {refused:,} layouts")
                 continue
-            refused += 1
-            if refused == MOST_REFUSED and left == count:
-                raise UnusableError(f"{refusal}; the tool runs none of {refused:,} layouts")
+            left -= 1
+            best_s = min(best_s, time_s)
+            if not left:
+                return time_s * (1 + 3 * ROUNDING), best_s
         return np.inf, best_s
 
     def _ranked(
@@ -461,21 +438,24 @@ class LayoutSpace:
                 yield int(self.rows[slot]), name, float(time_s[at])
             done = length
 
-    def _store_times(self, estimated: bool, rows: Ints, times_s: Floats) -> None:
-        """Store the times of rows of one variant, shape (rows, policies)."""
-        if estimated:
+    def _store_times(self, limit_s: float | None, rows: Ints) -> None:
+        """Store the times of rows of a variant: lower bounds if `limit_s` is None."""
+        family_rows = self._family_rows(rows)
+        if limit_s is not None:
+            times_s = self.pieces.times_s(family_rows, self.names, limit_s)
             self.time_s[self.slot[rows]] = np.abs(times_s)
             self.is_lower_bound[self.slot[rows]] = times_s < 0
             return
+        times_s = self.pieces.least_s(family_rows, self.names)
         # The bound of "optimal" assumes no recomputation; the family bound includes the necessary
         # recomputation and may be higher.
         times_s = np.maximum(times_s, np.where(self.optimal, self.least_s[rows, None], 0.0))
-        variant = np.array([self._variant(None, rows)])
+        variant = np.array([(self._family_number(rows[0]), family_rows.microbatch[0])])
         self.slot[rows] = np.arange(len(self.rows), len(self.rows) + len(rows))
         self.rows = np.concatenate([self.rows, rows])
         self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])
         self.time_s = np.concatenate([self.time_s, times_s])
-        loose = self.optimal | (self._family_rows(rows).pp[:, None] > 1)
+        loose = self.optimal | (family_rows.pp[:, None] > 1)
         loose = np.isfinite(times_s) & (loose | (not self.pieces.exact_without_pipeline))
         self.is_lower_bound = np.concatenate([self.is_lower_bound, loose])
 

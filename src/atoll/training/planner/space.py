@@ -28,6 +28,9 @@ from atoll.training.run import Run
 COLUMNS = ("pp", "dp", "vpp", "microbatch", "zero", "hsdp", "schedule", "split")
 """Names of the columns in which layouts of a family differ, other than recomputation."""
 MOST_CONTEXT = 8  # largest cp that is tried by default
+CHOICES: dict[str, tuple[Any, ...]]
+CHOICES = {"zero": ZERO_STAGES, "recompute": RECOMPUTE, "schedule": ORDERS}
+"""All values of axes that are not sizes."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,7 @@ class Axes:
             for value in getattr(self, name):
                 if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                     raise AtollError(f"{name}: expected positive integers, got {value!r}")
-        for name, allowed in (
-            ("zero", ZERO_STAGES),
-            ("recompute", RECOMPUTE),
-            ("schedule", ORDERS),
-        ):
+        for name, allowed in CHOICES.items():
             for value in getattr(self, name):
                 if value not in allowed:
                     choices = ", ".join(str(a) for a in allowed)
@@ -104,6 +103,11 @@ class LayoutFamily:
         """Return a layout of this family with the other axes as given."""
         return Layout(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp, **axes)
 
+    def sharing_ranks(self, dp: int) -> int:
+        """Return the ranks that share every parameter; 0 where experts do not divide the ranks."""
+        ranks, experts = dp * self.cp * self.tp, self.ep * self.etp
+        return 0 if ranks % experts else gcd(dp * self.cp, ranks // experts)
+
 
 class LayoutColumns:
     """Layouts of one family as arrays of shape (layouts,), one array per axis."""
@@ -115,9 +119,7 @@ class LayoutColumns:
         chain: ChainWork,
         columns: NDArray[Any],
     ) -> None:
-        self.family = family
-        self.schedules = schedules
-        self.chain = chain
+        self.family, self.schedules, self.chain = family, schedules, chain
         self.columns = columns  # (COLUMNS, layouts)
         self.pp, self.dp, self.vpp, self.microbatch, self.zero, self.hsdp = columns[:6]
         self.schedule, self.split = columns[6:]
@@ -156,9 +158,8 @@ class LayoutColumns:
 
     def numbers(self) -> Ints:
         """Return the numbers of `batch.estimates.LayoutSource`."""
-        chunks = [
-            [ORDERS.index(order_of(name, 2, vpp)) for name in self.schedules] for vpp in (1, 2)
-        ]
+        names = self.schedules
+        chunks = [[ORDERS.index(order_of(name, 2, vpp)) for name in names] for vpp in (1, 2)]
         order = np.array(chunks)[(self.vpp > 1).astype(np.intp), self.schedule]
         order[self.pp == 1] = ORDERS.index(order_of("", 1, 1))
         return np.stack([order, self.dp, self.pp, self.vpp, self.zero, self.hsdp, self.split])
@@ -170,10 +171,9 @@ def families(run: Run, axes: Axes) -> Iterator[LayoutFamily]:
     tps = axes.tp or range(1, min(run.network.node, run.devices) + 1)
     cps = axes.cp or range(1, MOST_CONTEXT + 1)
     eps = axes.ep or divisors(max(1, model.experts))
+    undivided = _keeps_sequences_whole(run)
     for tp, cp, ep in product((t for t in tps if _tensor_fits(run, t)), cps, eps):
-        if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
-            continue
-        if cp > 1 and _keeps_sequences_whole(run):
+        if run.devices % (tp * cp) or (cp > 1 and (undivided or run.sequence % (2 * cp))):
             continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
@@ -195,13 +195,9 @@ def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
     stages = []
     for pp in (axes.pp or divisors(rest)) if zeros else ():
         dp = rest // pp
-        ranks = dp * family.cp * family.tp
-        if rest % pp or pp > run.model.layers + 2 or ranks % (family.ep * family.etp):
-            continue
-        if run.global_batch % dp:
-            continue
-        copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
-        stages.append((run.global_batch // dp, pp, dp, copies))
+        copies = family.sharing_ranks(dp)
+        if rest % pp == 0 and pp <= run.model.layers + 2 and copies and run.global_batch % dp == 0:
+            stages.append((run.global_batch // dp, pp, dp, copies))
     axes = replace(axes, zero=zeros or axes.zero)
     return LayoutColumns(family, schedules, chain, _columns(axes, schedules, chain, tuple(stages)))
 
@@ -244,45 +240,29 @@ def of_stages(
     (COLUMNS, layouts). `batch` is the number of sequences per rank."""
     layers = chain.blocks
     sizes = np.array([b for b in axes.microbatch or divisors(batch) if batch % b == 0])
-    vpp_column, schedule, paired, split = (
-        np.array(
-            [
-                (vpp, s, order == "dualpipe" and pp > 1, split)
-                for vpp in _chunks(axes, layers, pp)
-                for s, order in enumerate(schedules)
-                if _ordered(order, layers, pp, vpp, schedules)
-                for split in range(len(splits(chain, order_of(order, pp, vpp), pp, vpp)))
-            ]
-        )
-        .reshape(-1, 4)
-        .T
-    )
-    zero_column, hsdp_column = (
-        np.array(
-            [
-                (zero, hsdp)
-                for zero in axes.zero
-                if zero != 2 or pp == 1
-                for hsdp in axes.hsdp or (divisors(copies) if zero else (1,))
-                if hsdp == 1 or (zero and copies % hsdp == 0)
-            ]
-        )
-        .reshape(-1, 2)
-        .T
-    )
-    values: dict[str, int | NDArray[Any]] = {
-        "pp": pp,
-        "dp": dp,
-        "vpp": vpp_column[:, None],
-        "microbatch": sizes[:, None, None],
-        "zero": zero_column,
-        "hsdp": hsdp_column,
-        "schedule": schedule[:, None],
-        "split": split[:, None],
-    }
+    most = (layers + 2) // pp if pp > 1 else 1
+    pipelines = [
+        (vpp, s, order == "dualpipe" and pp > 1, split)
+        for vpp in axes.vpp or range(1, most + 1)
+        if vpp == 1 or vpp <= most
+        for s, order in enumerate(schedules)
+        if _ordered(order, layers, pp, vpp, schedules)
+        for split in range(len(splits(chain, order_of(order, pp, vpp), pp, vpp)))
+    ]
+    shards = [
+        (zero, hsdp)
+        for zero in axes.zero
+        if zero != 2 or pp == 1
+        for hsdp in axes.hsdp or (divisors(copies) if zero else (1,))
+        if hsdp == 1 or (zero and copies % hsdp == 0)
+    ]
+    vpp_column, schedule, paired, split = np.array(pipelines).reshape(-1, 4).T
+    zero_column, hsdp_column = np.array(shards).reshape(-1, 2).T
     columns = np.empty((len(COLUMNS), len(sizes), len(split), len(zero_column)), dtype=np.int32)
-    for number, name in enumerate(COLUMNS):
-        columns[number] = values[name]
+    columns[:2] = np.array([pp, dp])[:, None, None, None]
+    columns[2], columns[3] = vpp_column[:, None], sizes[:, None, None]
+    columns[4], columns[5] = zero_column, hsdp_column
+    columns[6], columns[7] = schedule[:, None], split[:, None]
     even = (batch // sizes) % 2 == 0
     allowed = even[:, None] | (paired == 0)
     return columns[:, allowed].reshape(len(COLUMNS), -1)
@@ -298,62 +278,41 @@ def _ordered(order: str, layers: int, pp: int, vpp: int, wanted: tuple[str, ...]
         return vpp > 1
     if order == "1f1b":
         return vpp == 1 or "interleaved" not in wanted
-    if order == "zb-v":
-        return vpp == 1 and 2 * pp <= layers + 2
-    if order == "dualpipe":
-        return vpp == 1 and pp % 2 == 0
-    return vpp == 1
-
-
-def _chunks(axes: Axes, layers: int, pp: int) -> Iterator[int]:
-    most = (layers + 2) // pp if pp > 1 else 1
-    return (vpp for vpp in axes.vpp or range(1, most + 1) if vpp == 1 or vpp <= most)
+    if order == "zb-v" and 2 * pp > layers + 2:
+        return False
+    return vpp == 1 and (order != "dualpipe" or pp % 2 == 0)
 
 
 def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
     """Return the axis values that the space does not search, one entry per axis."""
-    exclusions: list[str] = []
-    model = run.model
-    if axes.tp:
-        exclusions.append(_other_than("tp", axes.tp))
-    elif run.devices > run.network.node:
-        exclusions.append(f"tp above {run.network.node}")
-    if axes.pp:
-        exclusions.append(_other_than("pp", axes.pp))
+    # By axis, what is left out where no values are given.
+    defaults = {"tp": "", "pp": ""}
+    if run.devices > run.network.node:
+        defaults["tp"] = f"tp above {run.network.node}"
     if not _keeps_sequences_whole(run):
-        exclusions.append(_other_than("cp", axes.cp) if axes.cp else f"cp above {MOST_CONTEXT}")
-    if model.experts:
-        if axes.ep:
-            exclusions.append(_other_than("ep", axes.ep))
-        exclusions.append(_other_than("etp", axes.etp) if axes.etp else "etp other than 1 and tp")
-    for name in ("vpp", "microbatch", "hsdp"):
-        if getattr(axes, name):
-            exclusions.append(_other_than(name, getattr(axes, name)))
+        defaults["cp"] = f"cp above {MOST_CONTEXT}"
+    if run.model.experts:
+        defaults |= {"ep": "", "etp": "etp other than 1 and tp"}
+    defaults |= dict.fromkeys(("vpp", "microbatch", "hsdp"), "")
+    exclusions = []
+    for name, words in defaults.items():
+        values = ", ".join(map(str, getattr(axes, name)))
+        exclusions.append(f"{name} other than {values}" if values else words)
     if len(axes.sp) == 1 and run.stored is None:
         exclusions.append("sp off" if axes.sp[0] else "sp on")
     orders = axes.orders(run)
     if "1f1b" in orders:  # includes interleaved; gpipe is never faster
         orders = (*orders, "interleaved", "gpipe")
-    axis_values: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
-        ("zero", ZERO_STAGES, axes.zero),
-        ("recompute", RECOMPUTE, axes.recompute),
-        ("schedule", ORDERS, orders),
-    )
-    for name, values, tried in axis_values:
-        rest = [str(value) for value in values if value not in tried]
-        if rest:
-            exclusions.append(f"{name} {', '.join(rest)}")
+    for name, choices in CHOICES.items():
+        tried = orders if name == "schedule" else getattr(axes, name)
+        rest = ", ".join(str(value) for value in choices if value not in tried)
+        exclusions.append(f"{name} {rest}" if rest else "")
     even = "equal neither in blocks nor in work" if run.stack.balances else "uneven in blocks"
-    return (*exclusions, f"pipeline stages {even}")
-
-
-def _other_than(name: str, values: tuple[int, ...]) -> str:
-    return f"{name} other than {', '.join(str(value) for value in values)}"
+    return (*filter(None, exclusions), f"pipeline stages {even}")
 
 
 def _keeps_sequences_whole(run: Run) -> bool:
-    """Return whether cp must be 1: for captured models (`run.stored`), models with an encoder or
-    recurrent layers, and unfused attention."""
+    """Return whether cp must be 1: captured, encoder or recurrent models, unfused attention."""
     model = run.model
     across = run.stored is not None or model.encoder_layers > 0 or model.recurrent
     return across or run.attention == "unfused"

@@ -12,35 +12,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 
-from atoll.step.layout import Layout
+from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
 from atoll.training.uncertainty import Spread, least_time_spread
 
-MOST_TRIED = (
-    200  # layouts whose memory is checked, of those that tie and in a window of slower ones
-)
+MOST_TRIED = 200  # layouts whose memory is checked: that tie, and in a window of slower ones
 WINDOWS = (0.05, 0.1, 0.2, 0.4)  # slowdowns up to which layouts with room are looked for, in turn
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
 
 
 def complexity(layout: Layout) -> tuple[int, ...]:
-    """Return a sort key of complexity: number of features in use, then the number of parts of the
-    model, then zero and hsdp.
-    """
-    features = (
-        layout.tp > 1,
-        layout.pp > 1,
-        layout.cp > 1,
-        layout.ep > 1,
-        layout.etp != layout.tp,
-        layout.vpp > 1,
-        layout.hsdp > 1,
-        layout.schedule not in ("1f1b", "interleaved"),
-        bool(layout.blocks),
-    )
+    """Return a sort key: features in use, then parts of the model, then zero and hsdp."""
+    sizes = layout.tp, layout.pp, layout.cp, layout.ep, layout.vpp, layout.hsdp
+    features = sum(size > 1 for size in sizes) + (layout.etp != layout.tp) + bool(layout.blocks)
+    features += layout.schedule not in ("1f1b", "interleaved")
     cuts = layout.model_ranks * layout.ep * layout.vpp
-    return sum(features) + _POLICIES.get(layout.recompute, 2), cuts, layout.zero, layout.hsdp
+    return features + _POLICIES.get(layout.recompute, 2), cuts, layout.zero, layout.hsdp
 
 
 def at_risk_s(estimate: Estimate, risk: str) -> float:
@@ -65,7 +53,7 @@ def least_at_risk(space: LayoutSpace, fastest: Estimate, risk: str) -> Estimate:
         return fastest
     least = {
         zero: _factor(least_time_spread(space.run, replace(fastest.layout, zero=zero)), risk)
-        for zero in (0, 1, 2, 3)
+        for zero in ZERO_STAGES
     }
     best, best_s = fastest, at_risk_s(fastest, risk)
     for row, name in space.within(best_s / min(least.values())):

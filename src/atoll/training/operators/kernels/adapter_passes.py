@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.tools.stack import Stack
-from atoll.training.operators.kernels.wide_products import FLOAT
-from atoll.training.operators.kernels.wide_streams import HALF
+from atoll.training.operators.kernels.fp32 import FLOAT
+from atoll.training.operators.layers import HALF
+from atoll.training.operators.roles import map_operators, more_passes
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, VectorWork, pass_over
 
@@ -62,7 +63,6 @@ def with_adapter_passes(layer: Layer, stack: Stack) -> Layer:
                 op = replace(op, vectors=tuple(adds))
             if stack.frozen_bytes is not None and layer.name not in ("head", "embedding"):
                 more = [pass_over("dequantize", w) for w in weights if len(w.shape) > 1]
-        return replace(op, vectors=(*op.vectors, *more))
+        return more_passes(op, more)
 
-    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
-    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+    return map_operators(layer, changed, tensors)

@@ -7,26 +7,21 @@ that runs below this rate counts as many more bytes (H200, torch 2.11, transform
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 from atoll.base.errors import AtollError
-from atoll.cost.gpu_attention import (
-    BACKWARD_PRODUCTS,
-    BACKWARD_QUERY_PASSES,
-    FORWARD_PRODUCTS,
-)
+from atoll.cost.gpu_attention import BACKWARD_PRODUCTS, BACKWARD_QUERY_PASSES, FORWARD_PRODUCTS
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import KERNELS, Stack, VectorPasses
 from atoll.training.operators.kernels.adapter_passes import with_adapter_passes
-from atoll.training.operators.kernels.wide_products import FLOAT, is_math
-from atoll.training.operators.kernels.wide_streams import autocast, in_fp32, wide_rotary
-from atoll.training.operators.roles import multiplies_experts
+from atoll.training.operators.kernels.fp32 import FLOAT, autocast, in_fp32, is_math, wide_rotary
+from atoll.training.operators.layers import HALF
+from atoll.training.operators.roles import map_operators, more_passes, multiplies_experts
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pass_over
 from atoll.workload.shard import SCAN_PRODUCTS
-
-HALF = 2  # bytes
 
 COUNTED = {name: VectorPasses(**moved) for name, moved in KERNELS["modules"].items()}
 """Passes without entry in a stack or calibration."""
@@ -109,9 +104,7 @@ def library_s(
 
 
 def launched(layer: Layer, run: Run, samples: int) -> Layer:
-    """Return a layer with the passes and kept tensors that the run's software adds; a microbatch
-    has `samples` sequences.
-    """
+    """Return a layer with the passes and kept tensors that the run's software adds."""
     stack = run.stack
     if stack.dense_mask:
         layer = _dense_mask(layer, stack, samples)
@@ -177,9 +170,7 @@ def kernel_factor(op: Operator, stack: Stack) -> float:
 
 
 def query_passes_s(gpu: Gpu, op: Operator) -> float:
-    """Return the seconds of the kernels before and after the main one of attention: backwards a
-    fixed number of passes over the queries.
-    """
+    """Return the seconds of passes over the queries around attention's backward kernel."""
     if op.kind != "attention_bwd":
         return 0.0
     scores = op.matmuls[0]
@@ -205,17 +196,16 @@ def _dense_mask(layer: Layer, stack: Stack, samples: int) -> Layer:
         name = f"{op.name.removesuffix('.bwd')}.mask"
         rows = samples * scores.m // max(1, scores.m // scores.n)
         op = replace(op, matmuls=tuple(replace(product, fraction=1.0) for product in op.matmuls))
+        cast = stack.plain_scores and op.kind == "attention"
+        op = more_passes(op, [VectorWork("mask_cast" if cast else "mask_read", rows, scores.n)])
         if not stack.plain_scores:
-            return replace(op, vectors=(*op.vectors, VectorWork("mask_read", rows, scores.n)))
+            return op
         if op.kind == "attention_bwd":
-            read = VectorWork("mask_read", rows, scores.n)
-            return replace(op, vectors=(*op.vectors, read), reads=(*op.reads, name))
+            return replace(op, reads=(*op.reads, name))
         tensors[name] = Tensor(name, (rows, scores.n), HALF, Role.ACTIVATION)
-        cast = VectorWork("mask_cast", rows, scores.n)
-        return replace(op, vectors=(*op.vectors, cast), writes=(*op.writes, name))
+        return replace(op, writes=(*op.writes, name))
 
-    forward, backward = tuple(map(masked, layer.forward)), tuple(map(masked, layer.backward))
-    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+    return map_operators(layer, masked, tensors)
 
 
 def _joined_gates(layer: Layer) -> Layer:
@@ -226,11 +216,9 @@ def _joined_gates(layer: Layer) -> Layer:
         if not op.name.partition(".")[0].endswith("fc1") or op.kind not in functions:
             return op
         wide = op.writes[0] if op.kind == "linear" else op.reads[0]
-        work = pass_over(functions[op.kind], layer.tensors[wide])
-        return replace(op, vectors=(*op.vectors, work))
+        return more_passes(op, [pass_over(functions[op.kind], layer.tensors[wide])])
 
-    forward, backward = tuple(map(joined, layer.forward)), tuple(map(joined, layer.backward))
-    return replace(layer, forward=forward, backward=backward)
+    return map_operators(layer, joined)
 
 
 def _transposed_stream(layer: Layer) -> Layer:
@@ -244,16 +232,13 @@ def _transposed_stream(layer: Layer) -> Layer:
         copies = [work.by(name) for work in works]
         if op.kind == "linear_dgrad":
             copies.append(pass_over(name, layer.tensors[op.reads[0]]))
-        return replace(op, vectors=(*op.vectors, *copies))
+        return more_passes(op, copies)
 
-    forward, backward = tuple(map(copied, layer.forward)), tuple(map(copied, layer.backward))
-    return replace(layer, forward=forward, backward=backward)
+    return map_operators(layer, copied)
 
 
 def _softmax_form(model: ModelConfig) -> str:
-    """Return how Hugging Face's modules compute a softmax: in fp32, in 16 bits in some families, or
-    with a column for the sink.
-    """
+    """Return how Hugging Face's modules compute a softmax, as in `SOFTMAX_PASSES`."""
     if model.sinks:
         return "sinks"
     return "half" if model.family in HALF_SOFTMAX else "fp32"
@@ -278,11 +263,10 @@ def _fp32_scores(layer: Layer, plain: bool) -> Layer:
         if op.kind == "attention_dgrad":
             names, function = op.writes, "math_gradient"
         function = function if plain else "cast_down"
-        works = [pass_over(function, tensors[n]) for n in names if tensors[n].elements < largest]
-        return replace(op, vectors=(*op.vectors, *works))
+        small = (tensors[name] for name in names if tensors[name].elements < largest)
+        return more_passes(op, [pass_over(function, tensor) for tensor in small])
 
-    forward, backward = tuple(map(cast, layer.forward)), tuple(map(cast, layer.backward))
-    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+    return map_operators(layer, cast, tensors)
 
 
 def _module_scores(layer: Layer, form: str) -> Layer:
@@ -298,9 +282,7 @@ def _module_scores(layer: Layer, form: str) -> Layer:
         passes = [MODULE_PASSES.get(v.function, v.function) for v in op.vectors]
         at = passes.index(op.kind)
         passes[at : at + 1] = SOFTMAX_PASSES[form, op.kind]
-        if form.startswith(
-            "math"
-        ):  # queries and keys are scaled; the mask is counted with the softmax
+        if form.startswith("math"):  # queries and keys are scaled; the softmax's pass has the mask
             passes = [name for name in passes if name not in MODULE_PASSES.values()]
         if form == "fp32" and op.kind == "softmax":
             tensors[name] = replace(tensors[op.writes[0]], name=name, element_bytes=FLOAT)
@@ -308,20 +290,18 @@ def _module_scores(layer: Layer, form: str) -> Layer:
         elif form == "fp32":
             op = replace(op, reads=(*op.reads, name))
         # A 16-bit softmax moves half of the bytes that are counted in fp32.
-        rows = dict.fromkeys(("softmax", "softmax_bwd"), work.rows // 2)
-        rows = {} if form != "half" else rows
+        halved = ("softmax", "softmax_bwd") if form == "half" else ()
+        rows = dict.fromkeys(halved, work.rows // 2)
         sized = (work.by(f).sized(rows.get(f, work.rows), work.cols) for f in passes)
         return replace(op, vectors=tuple(sized))
 
-    forward, backward = tuple(map(scored, layer.forward)), tuple(map(scored, layer.backward))
-    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+    return map_operators(layer, scored, tensors)
 
 
 def _loss_by(layer: Layer, function: str) -> Layer:
     """Compute the loss by another function: of masked language models and of T5 on 16-bit logits,
     and of DTensor on logits that tensor ranks divide in element-wise kernels.
     """
-
     return _by(layer, "cross_entropy", function) if layer.name == "loss" else layer
 
 
@@ -332,8 +312,7 @@ def _by(layer: Layer, function: str, kernels: str) -> Layer:
         works = (work.by(work.function.replace(function, kernels)) for work in op.vectors)
         return replace(op, vectors=tuple(works))
 
-    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
-    return replace(layer, forward=forward, backward=backward)
+    return map_operators(layer, changed)
 
 
 def _copied_sequences(layer: Layer, samples: int) -> Layer:
@@ -349,22 +328,19 @@ def _copied_sequences(layer: Layer, samples: int) -> Layer:
             return replace(op, vectors=(pass_over("sequence_copy", layer.tensors[op.writes[0]]),))
         return op
 
-    forward, backward = tuple(map(copied, layer.forward)), tuple(map(copied, layer.backward))
-    return replace(layer, forward=forward, backward=backward)
+    return map_operators(layer, copied)
 
 
 def _chunked_loss(layer: Layer, stack: Stack) -> Layer:
-    """Add every chunk's gradient of the head to those before, and compute logits and loss again
-    where they are checkpointed.
-    """
+    """Add each chunk's gradient of the head, and recompute checkpointed logits and loss."""
     if layer.name not in ("head", "loss"):
         return layer
     tensors, backward = dict(layer.tensors), []
     for op in layer.backward:
         if op.name == "logits.wgrad" and stack.recomputes_loss:
             gradient = tensors[op.writes[0]]
-            sums = VectorWork("add", (stack.loss_chunks - 1) * gradient.rows, gradient.shape[-1])
-            op = replace(op, vectors=(*op.vectors, sums))
+            rows = (stack.loss_chunks - 1) * gradient.rows
+            op = more_passes(op, [VectorWork("add", rows, gradient.shape[-1])])
         backward.append(op)
     again = [op for op in layer.forward if op.name in ("logits", "loss") and stack.recomputes_loss]
     for op in again:
@@ -388,23 +364,16 @@ def _module_experts(layer: Layer, form: str) -> Layer:
         if op.kind == "linear_wgrad" and form == "sliced":
             gradients = [layer.tensors[name] for name in op.writes]
             experts = gradients[0].shape[0]
-            counts = {"expert_zeros": experts, "add": experts - 1}
-            return [
-                VectorWork(function, count * t.rows, t.shape[-1])
-                for t in gradients
-                for function, count in counts.items()
-            ]
+            counts = ("expert_zeros", experts), ("add", experts - 1)
+            pairs = product(gradients, counts)
+            return [VectorWork(name, n * t.rows, t.shape[-1]) for t, (name, n) in pairs]
         if op.kind == "linear_wgrad" or form == "sliced":
             return []
         names = [op.writes[0] if op.kind == "linear" else op.reads[0]]
         names += [n for n in (*op.reads, *op.writes) if n.removeprefix("d") in sent]
         return [pass_over("expert_mask", layer.tensors[name]) for name in names]
 
-    def changed(op: Operator) -> Operator:
-        return replace(op, vectors=(*op.vectors, *passes(op)))
-
-    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
-    return replace(layer, forward=forward, backward=backward)
+    return map_operators(layer, lambda op: more_passes(op, passes(op)))
 
 
 def _plain_scan(layer: Layer) -> Layer:
@@ -437,16 +406,14 @@ def _plain_scan(layer: Layer) -> Layer:
         rows = states.batch * scores.m * scores.n
         # Scores and values have a square for every column; the states of a chunk, and what comes of
         # those before it, a matrix for every row.
-        matrices = VectorWork(
-            f"{op.kind}_squares", 2 * states.batch * scores.m, states.m * states.n
-        )
-        work = VectorWork(f"{op.kind}_squares", rows, states.m + states.n)
+        sizes = (rows, states.m + states.n), (2 * states.batch * scores.m, states.m * states.n)
+        works = tuple(VectorWork(f"{op.kind}_squares", *size) for size in sizes)
         if op.kind == "scan":
             tensors[name] = Tensor(name, (rows, KEPT_SQUARES), FLOAT, Role.ACTIVATION)
-            return op, Operator(name, "squares", op.writes[:1], (name,), vectors=(work, matrices))
-        product, back = f"{name}.products", f"{name}.bwd"
-        tensors[product] = Tensor(product, (rows, 2 * states.m), FLOAT, Role.ACTIVATION_GRADIENT)
-        return op, Operator(back, "squares_bwd", (name,), (product,), vectors=(work, matrices))
+            return op, Operator(name, "squares", op.writes[:1], (name,), vectors=works)
+        written, back = f"{name}.products", f"{name}.bwd"
+        tensors[written] = Tensor(written, (rows, 2 * states.m), FLOAT, Role.ACTIVATION_GRADIENT)
+        return op, Operator(back, "squares_bwd", (name,), (written,), vectors=works)
 
     forward, backward = (
         tuple(new for op in operators for new in passes(op))

@@ -26,21 +26,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES
 from atoll.step.orders import SPLIT, WEIGHT_DELAY, model_copies
 from atoll.training.batch.estimates import per_parameter, shared_terms
+from atoll.training.batch.sums import hidden_gradients, numbered
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.planner.bounds.recompute_curve import on_the_curve, points_of
 from atoll.training.planner.bounds.sample_bounds import SampleBounds
-from atoll.training.planner.bounds.stage_blocks import keys, numbered, stage_blocks
+from atoll.training.planner.bounds.stage_blocks import keys, stage_blocks
 from atoll.training.planner.space import LayoutColumns, LayoutFamily
 
 OPTIMAL = "optimal"
@@ -59,7 +60,7 @@ class FamilyBounds:
         self.named = tuple(name for name in self.policies if name != OPTIMAL)
         self.reruns = on_the_curve(self.policies)
         self._last: FamilyShape | None = None
-        self.ideal = replace(self.run, network=_ideal(self.run.network))
+        self.ideal = replace(self.run, network=ideal_network(self.run.network))
 
     def bounds(
         self, block: LayoutColumns, capacity: float = np.inf, below_s: float = np.inf
@@ -70,19 +71,18 @@ class FamilyBounds:
         `below_s` or longer.
         """
         sizes, _ = numbered(block.microbatch)
-        sample = self.priced.once(
-            ("sample", block.family, *sizes.tolist()),
-            partial(SampleBounds, self.priced, self.ideal.network, block.family, sizes),
-        )
+        bounds = partial(SampleBounds, self.priced, self.ideal.network, block.family, sizes)
+        sample = self.priced.once(("sample", block.family, *sizes.tolist()), bounds)
         devices = self.run.devices / (block.family.tp * block.family.cp)
-        samples_s = self.run.global_batch / devices * sample.passes_s
+        sample_s = sample.forward_s + sample.data_s + sample.weight_s
+        samples_s = self.run.global_batch / devices * sample_s
         if samples_s * self.run.slack >= below_s:
             return (np.full(len(block), np.inf),) * 3
         shape = self._shape(block)
         divided = self._divided(sample, shape)
         needed, ends = self._bytes(block, shape, sample, divided[:, :6])
 
-        def seconds(rows: NDArray[np.intp], policies: Sequence[str]) -> Floats:
+        def seconds(rows: Ints, policies: Sequence[str]) -> Floats:
             again_s = self._recompute_s(shape, sample, ends[:, rows], rows, capacity, policies)
             return self._seconds(block.part(rows), rows, shape, sample, divided[:, 6:], again_s)
 
@@ -100,7 +100,7 @@ class FamilyBounds:
         shape: FamilyShape,
         sample: SampleBounds,
         ends: Floats,
-        rows: NDArray[np.intp],
+        rows: Ints,
         capacity: float,
         policies: Sequence[str],
     ) -> Floats:
@@ -116,11 +116,8 @@ class FamilyBounds:
         # The block being recomputed is in memory while the others wait.
         waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
         kept = sample.kept_bytes + free_bytes / np.maximum(waiting, 1e-9)
-        again_s = (
-            shape.blocks_per_microbatch[:, run]
-            * size
-            * np.interp(kept, *points_of(sample.again(tuple(policies)), policies))
-        )
+        block_s = np.interp(kept, *points_of(sample.again(tuple(policies)), policies))
+        again_s = shape.blocks_per_microbatch[:, run] * size * block_s
         ends_s = again_s[FIRST] + np.where(shape.distinct.pp[run] > 1, again_s[LAST], 0.0)
         again_s[ALL] = np.maximum(again_s[ALL], ends_s)
         return np.asarray(again_s)
@@ -144,10 +141,8 @@ class FamilyBounds:
         """
         stack = self.run.stack
         stored, trained = sample.parameters
-        states, gradients = (
-            bytes_per_parameter[:, :2] @ stored + bytes_per_parameter[:, 4:] @ trained,
-            bytes_per_parameter[:, 2:4] @ trained,
-        )
+        states = bytes_per_parameter[:, :2] @ stored + bytes_per_parameter[:, 4:] @ trained
+        gradients = bytes_per_parameter[:, 2:4] @ trained
         first, run, key, copies = shape.first, shape.run_index, shape.key, shape.copies
         distinct = shape.distinct
         blocks = np.stack(shape.blocks[:4])
@@ -195,17 +190,15 @@ class FamilyBounds:
         for stage, is_loss_stage in enumerate((turned, ~turned)):
             needed[stage] += np.where(is_loss_stage, ended, buffers)
         mean += np.where(block.pp == 1, ended, buffers)
-        device_bytes = np.maximum(
-            np.maximum(needed[FIRST], needed[LAST]), np.maximum(needed[SECOND] + buffers, mean)
-        )
-        device_bytes = device_bytes * (1 + stack.fragmentation) + stack.context_bytes
+        stages_bytes = [needed[FIRST], needed[LAST], needed[SECOND] + buffers, mean]
+        device_bytes = np.max(stages_bytes, axis=0) * (1 + stack.fragmentation)
         at_backward = np.stack([needed[FIRST], needed[LAST], mean]) - above[[FIRST, LAST, MEAN]]
-        return np.asarray(device_bytes), at_backward
+        return np.asarray(device_bytes + stack.context_bytes), at_backward
 
     def _seconds(
         self,
         block: LayoutColumns,
-        rows: NDArray[np.intp],
+        rows: Ints,
         shape: FamilyShape,
         sample: SampleBounds,
         divided: Floats,
@@ -220,19 +213,15 @@ class FamilyBounds:
         pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
         zero, m = block.zero, run.global_batch / (block.dp * size)
         dense, expert = (n * copies / pp for n in sample.trained)
-        accumulate_s, update_s = (
-            divided[i] * dense + divided[i + 1] * expert for i in range(0, 4, 2)
-        )
+        accumulate_s, update_s = (divided[i] * dense + divided[i + 1] * expert for i in (0, 2))
         gather_s, reduce_s, send_s = divided[4:]
         # Activations and gradients move between chunks; at the turn of zb-v they stay in place.
         moves = np.where(shape.turned[rows], 2 * (pp - 1), pp * block.vpp - 1)
         sent_s = (1 - hidden.pipeline) * moves * size * send_s
 
         fully_sharded = zero == 3
-        wires_s = np.where(fully_sharded, 1 / stack.gather_efficiency, 0.0) * (
-            gather_s,
-            gather_s + reduce_s,
-        )
+        in_step = np.where(fully_sharded, 1 / stack.gather_efficiency, 0.0)
+        wires_s = in_step * (gather_s, gather_s + reduce_s)
         # Gathers overlap with computation, which may be shorter than they are.
         products_s = size * sample.overlapped_s + np.stack([more_f, more_b + more_w + again_s[ALL]])
         exposed_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
@@ -254,8 +243,7 @@ class FamilyBounds:
         behind_s = np.where(fully_sharded, 0.0, (gather_s + reduce_s) * copies / pp)
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
         step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
-        shares = np.array([[hidden.hidden_gradient(x, p) for p in (1, 2)] for x in ZERO_STAGES])
-        step_s += (1 - shares[zero, (pp > 1) * 1]) * behind_s + stack.step_s
+        step_s += (1 - hidden_gradients(hidden, zero, block.pp)) * behind_s + stack.step_s
         return np.asarray(step_s * run.slack)
 
     def _passes_s(
@@ -269,7 +257,7 @@ class FamilyBounds:
         stages_s: Floats,
         block_s: Floats,
         shape: FamilyShape,
-        run: NDArray[np.intp],
+        run: Ints,
     ) -> Floats:
         """Return lower bounds on the seconds of all passes of `m` microbatches, shape (rows,).
         One microbatch takes f (forward), b (backward) and w (weight gradients) over all stages.
@@ -295,9 +283,8 @@ class FamilyBounds:
         ends_s = f + b + (m - 1) * last * (forward + backward) + delayed_s
         split_s = np.maximum(split_s, np.where(late > 0, ends_s, 0.0))
         passed = m / shape.copies[shape.first[at]] - 1
-        split_s = np.maximum(
-            split_s, f + b + passed * shape.blocks.final[at] * (forward + backward)
-        )
+        final_s = shape.blocks.final[at] * (forward + backward)
+        split_s = np.maximum(split_s, f + b + passed * final_s)
         # Bound as if every stage had the fewest blocks.
         least = shape.blocks.fewest_apart[at] * np.stack([forward, backward, weight])
         ways = np.take(shape.bubble_terms.T, shape.bubble_row[at], axis=1)
@@ -341,14 +328,13 @@ class FamilyBounds:
             per_byte = slopes.max(axis=1, initial=0.0)
             gathers = constants_s[:, 0] > 0
             inside = of.tp * of.cp * dp
-            return (
-                *(
-                    float((constants_s[rows, kind] * per_byte[rows]).sum())
-                    for rows in (gathers, ~gathers)
-                    for kind in (1, 2)
-                ),
-                neighbours_s(self.ideal.network, 1.0, self.run.devices // inside, inside),
+            shared_s = (
+                float((constants_s[rows, kind] * per_byte[rows]).sum())
+                for rows in (gathers, ~gathers)
+                for kind in (1, 2)
             )
+            network = self.ideal.network
+            return *shared_s, neighbours_s(network, 1.0, self.run.devices // inside, inside)
 
         once = self.priced.once
         return *once(("shares", *key), shares), *once(("wires", *wired), wires)
@@ -387,7 +373,8 @@ class FamilyShape:
         named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
         self.bubble_row = np.zeros(len(apart), dtype=np.intp)
         self.bubble_row[apart] = order
-        self.bubble_terms = np.array([_ways(*of) for of in named])
+        ways = (bubble_terms(*of, 1) for of in named)
+        self.bubble_terms = np.array([(*terms[0], *terms[-1]) for terms in ways])
         """Bubble terms, shape (distinct pipelines, 6); `bubble_row` has the row of each run."""
         self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)
         self.counts = self._counts()
@@ -427,7 +414,7 @@ class FamilyShape:
         kept, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (kept, late))
         return kept * blocks * size, late * blocks * size
 
-    def stages_s(self, sample: SampleBounds, again_s: Floats, run: NDArray[np.intp]) -> Floats:
+    def stages_s(self, sample: SampleBounds, again_s: Floats, run: Ints) -> Floats:
         """Return lower bounds on the seconds of one microbatch, shape (4, rows): in the slowest
         stage (most blocks, or first or last with embedding or output head; zb-v has both in the
         first), in the last stage, in the first chunks of the stages before it, and in the model's
@@ -435,9 +422,8 @@ class FamilyShape:
         """
         x = self.blocks
         block_s, front_s, back_s = sample.parts_s[:, self.which[self.first]]
-        first_s = x.first_run * block_s + np.where(
-            x.joined > 0, x.joined * (front_s + back_s), front_s
-        )
+        joined_s = x.joined * (front_s + back_s)
+        first_s = x.first_run * block_s + np.where(x.joined > 0, joined_s, front_s)
         last_s = x.last_run * block_s + np.where(x.joined > 0, 0.0, back_s)
         ends_s = np.take(np.stack([first_s, last_s]), run, axis=1) + again_s
         longest_s = np.maximum((x.most_run * block_s)[run], ends_s.max(axis=0))
@@ -446,16 +432,8 @@ class FamilyShape:
         return np.stack([longest_s, ends_s[1], heads_s[run], final_s[run]])
 
 
-@lru_cache(maxsize=4096)
-def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
-    ways = bubble_terms(order, stages, microbatches, 1)
-    return *ways[0], *ways[-1]
-
-
-def _runs(block: LayoutColumns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the first row of each run, shape (runs,), and the run of each row, shape (rows,). A
-    run is a group of consecutive rows that differ only in `zero` and `hsdp`.
-    """
+def _runs(block: LayoutColumns) -> tuple[Ints, Ints]:
+    """Return the first row of each run, shape (runs,), and the run of each row, shape (rows,)."""
     columns = np.stack([block.pp, block.vpp, block.microbatch, block.schedule, block.split])
     new = np.ones(len(block), dtype=np.bool_)
     new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
@@ -472,7 +450,7 @@ def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     return tuple(peak_counts)
 
 
-def _ordered(block: LayoutColumns, orders: Sequence[str]) -> NDArray[np.bool_]:
+def _ordered(block: LayoutColumns, orders: Sequence[str]) -> Bools:
     """Return whether each layout is a pipeline with one of these schedules, shape (layouts,)."""
     matches = np.zeros(len(block), dtype=np.bool_)
     for number, name in enumerate(block.schedules):
@@ -481,18 +459,11 @@ def _ordered(block: LayoutColumns, orders: Sequence[str]) -> NDArray[np.bool_]:
     return np.asarray(matches & (block.pp > 1))
 
 
-def _ideal(network: Network) -> Network:
+def ideal_network(network: Network) -> Network:
     """Return the network without latency, with every message at the best reachable bandwidth."""
-    levels = tuple(
-        replace(
-            level,
-            bandwidth_Bps=level.bandwidth_Bps * level.best_share,
-            latency_s=0.0,
-            start_s=0.0,
-            few=0.0,
-            efficiency=(),
-            ring=(),
-        )
-        for level in network.levels
-    )
+    rates = [level.bandwidth_Bps * level.best_share for level in network.levels]
+    ideal: dict[str, Any] = dict.fromkeys(("latency_s", "start_s", "few"), 0.0)
+    ideal |= {"efficiency": (), "ring": ()}
+    pairs = zip(network.levels, rates, strict=True)
+    levels = tuple(replace(level, bandwidth_Bps=rate, **ideal) for level, rate in pairs)
     return replace(network, levels=levels)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.nested import collective_s, collective_times_s
 from atoll.fabric.network import Network
 from atoll.step.layout import ZERO_STAGES
@@ -36,7 +35,7 @@ class SampleBounds:
     the microbatch sizes to bound, shape (sizes,)."""
 
     def __init__(
-        self, priced: LayerPrices, network: Network, family: LayoutFamily, sizes: NDArray[np.intp]
+        self, priced: LayerPrices, network: Network, family: LayoutFamily, sizes: Ints
     ) -> None:
         run = priced.run
         ideal = replace(run, network=network)
@@ -73,18 +72,19 @@ class SampleBounds:
             if far and cost.experts:
                 away_s = apart.layer_passes(least, "none")[0].expert_s
                 self.outside_s += repeat * (away_s - forward.expert_s)
+            data_s = backward.total_s - least.weight.total_s
+            passes_s = forward.total_s, data_s, least.weight.total_s
             self.forward_s += repeat * forward.total_s
-            self.data_s += repeat * (backward.total_s - least.weight.total_s)
+            self.data_s += repeat * data_s
             self.weight_s += repeat * least.weight.total_s
             # A microbatch launches as many kernels as one sample.
             kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
             beyond_s = np.repeat(priced.pricer.launch_s * kernels, len(sizes), axis=1)
             if stepper.unhidden(least):
                 spread = family.ep if cost.experts else 1
-                beyond_s += priced.once(
-                    ("beyond", id(layer), spread, *sizes.tolist()),
-                    partial(_beyond_s, priced, layer, sizes.tolist(), spread),
-                )
+                key = "beyond", id(layer), spread, *sizes.tolist()
+                make_beyond = partial(_beyond_s, priced, layer, sizes.tolist(), spread)
+                beyond_s += priced.once(key, make_beyond)
                 beyond_s[:2] += _links_s(run, network, least, sizes, family.sp)
             self.beyond_s += repeat * beyond_s
             layer_s = sizes * both_s + beyond_s.sum(axis=0)
@@ -93,24 +93,18 @@ class SampleBounds:
             self.waiting_s += repeat * host.waiting_s / family.ep
             if cost.is_block:
                 kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
-                all_bytes = (
-                    cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
-                )
+                temporary_bytes = run.stack.temporaries * cost.transient_bytes / 2
+                all_bytes = cost.kept("none").bytes + temporary_bytes
                 blocks.append((both_s, kept, max(0.0, all_bytes - kept), cost.waiting_bytes))
                 self.parts_s[0] = np.minimum(self.parts_s[0], layer_s)
-                data_s = backward.total_s - least.weight.total_s
-                passes_s = forward.total_s, data_s, least.weight.total_s
-                apart_s = np.outer(passes_s, sizes) + beyond_s
-                self.apart_s = np.minimum(self.apart_s, apart_s)
+                self.apart_s = np.minimum(self.apart_s, np.outer(passes_s, sizes) + beyond_s)
             else:
                 self.ends_s[bool(blocks)] += repeat * both_s
                 self.parts_s[1 + bool(blocks)] += repeat * layer_s
-        divided = 1 if family.sp and family.tp > 1 else family.tp
-        self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
-        self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = np.min(
-            blocks, axis=0
-        )
+        least_of_blocks = np.min(blocks, axis=0)
+        self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = least_of_blocks
         blocks_costs = [cost for cost in costs if cost.is_block]
+        self.boundary_bytes = stepper.sent_bytes(min(cost.boundary_bytes for cost in blocks_costs))
         at = costs.index(blocks_costs[0])
         self.again: Callable[[tuple[str, ...]], Mapping[str, Point]] | None = None
         """Bytes kept and seconds recomputed per policy (`recompute_curve.choices`); None unless
@@ -135,18 +129,12 @@ class SampleBounds:
         shared = [priced.shared(family.layout(pp=2, recompute="none"), end) for end in ends]
         every = self._parameters(run, costs, model.shared_parameters)
         self.trained = every[1]
-        block_parameters = np.min(
-            [self._parameters(run, [cost], repeated=False) for cost in blocks_costs], axis=0
-        )
+        every_block = [self._parameters(run, [cost], repeated=False) for cost in blocks_costs]
+        block_parameters = np.min(every_block, axis=0)
         sides = (self._parameters(run, *end) for end in zip(ends, shared, strict=True))
         self.parameters = np.stack([every, block_parameters, *sides], axis=-1)
         """Parameter counts, shape (2, 2, 4): stored or trained; dense or expert; model, smallest
         block, layers before the first block, layers after the last block."""
-
-    @property
-    def passes_s(self) -> float:
-        """Seconds of all passes of one sample."""
-        return self.forward_s + self.data_s + self.weight_s
 
     def _parameters(
         self, run: Run, costs: Sequence[LayerCost], shared: int = 0, repeated: bool = True
@@ -158,18 +146,15 @@ class SampleBounds:
 def _of_experts(cost: LayerCost, ep: int) -> LayerCost:
     """Return the cost of a layer whose experts are divided over `ep` ranks."""
     dense, experts = cost.frozen
-    return replace(
-        cost, expert_parameters=cost.expert_parameters // ep, frozen=(dense, experts / ep)
-    )
+    trained = cost.expert_parameters // ep
+    return replace(cost, expert_parameters=trained, frozen=(dense, experts / ep))
 
 
 def _beyond_s(priced: LayerPrices, layer: Layer, sizes: list[int], ep: int) -> Floats:
     return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
 
 
-def _links_s(
-    run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp], sp: bool
-) -> Floats:
+def _links_s(run: Run, ideal: Network, cost: LayerCost, sizes: Ints, sp: bool) -> Floats:
     """Return the seconds that activation collectives of a microbatch take beyond size * seconds
     per sample on the ideal network, shape (2, sizes): forward and backward passes. Everything that
     can overlap with matrix products does.
@@ -191,17 +176,14 @@ def _least(priced: LayerPrices, layer: Layer, cost: LayerCost, ring: int) -> Lay
     """Return a layer cost that is a lower bound per sample for every microbatch size."""
     forward, data, weight = (priced.pricer.least(layer, part, ring) for part in _parts(layer))
     inside = priced.pricer.schedules_links
-    sent_forward, sent_backward = (
-        [] if inside else _sent(layer, x) for x in (layer.forward, layer.backward)
-    )
     return replace(
         cost,
         forward=forward,
         backward=data + weight,
         data=data,
         weight=weight,
-        forward_links=links(sent_forward),
-        backward_links=links(sent_backward),
+        forward_links=() if inside else links(_sent(layer, layer.forward)),
+        backward_links=() if inside else links(_sent(layer, layer.backward)),
         expert_forward_s=0.0,
         expert_backward_s=0.0,
     )

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Floats, Ints
 from atoll.step.orders import TWO_CHUNKS, chunks_per_stage, model_copies, route
-from atoll.step.stages import even_sizes
+from atoll.step.stages import even_sizes, stage_counts
+from atoll.training.batch.sums import numbered
 from atoll.training.planner.space import LayoutColumns
 
 
@@ -57,43 +58,23 @@ def _blocks_of_stages(
 ) -> StageBlocks:
     """Return the block counts of one pipeline."""
     chunks, copies = chunks_per_stage(order, vpp), model_copies(order)
-    ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
-    sizes = chunk_sizes or even_sizes(layers, len(ways[0]))
-    stage_sizes: list[list[int]] = [[] for _ in range(pp)]
-    for direction in ways:
-        for (stage, _), size in zip(direction, sizes, strict=True):
-            stage_sizes[stage].append(size)
-    passed = [sum(of) / copies for of in stage_sizes]
+    last_route = route(order, pp, chunks, copies - 1)
+    sizes = chunk_sizes or even_sizes(layers, len(last_route))
+    by_chunk = stage_counts([(True, layers)], order, pp, vpp, sizes)[..., 0]
+    passed = by_chunk.sum(axis=1) / copies
     turned = pp > 1 and order in TWO_CHUNKS
-    counted = [min(of) * chunks / copies for of in stage_sizes] if turned else passed
-    numbers = (
-        *(counted[stage] for stage in (0, pp - 1, min(1, pp - 1))),
-        min(counted),
-        max(passed),
-        passed[0],
-        passed[-1],
-        min(passed),
-        1 / copies if ways[-1][-1][0] == 0 else 0.0,
-        sum(sizes[: pp - 1]),
-        min(sizes) * chunks / copies,
-        sizes[-1],
-    )
-    return StageBlocks(*map(float, numbers))  # type: ignore[arg-type]
+    counted = by_chunk.min(axis=1) * chunks / copies if turned else passed
+    stored = counted[0], counted[-1], counted[min(1, pp - 1)], min(counted)
+    of_microbatch = max(passed), passed[0], passed[-1], min(passed)
+    joined = 1 / copies if last_route[-1][0] == 0 else 0.0
+    ends = joined, sum(sizes[: pp - 1]), min(sizes) * chunks / copies, sizes[-1]
+    return StageBlocks(*map(float, (*stored, *of_microbatch, *ends)))  # type: ignore[arg-type]
 
 
-def keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
+def keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], Ints]:
     """Return the distinct rows of some columns, and the index of each row among them."""
     parts = [numbered(column) for column in columns]
     shape = [max(1, len(values)) for values, _ in parts]
     numbers, which = numbered(np.ravel_multi_index([number for _, number in parts], shape))
     at = zip(parts, np.unravel_index(numbers, shape), strict=True)
     return list(zip(*(values[first].tolist() for (values, _), first in at), strict=True)), which
-
-
-def numbered(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the distinct values (small integers) in ascending order, and the index of each entry
-    among them. Marking values in a table is faster than sorting.
-    """
-    marks = np.zeros(int(values.max(initial=0)) + 1, dtype=np.bool_)
-    marks[values] = True
-    return np.flatnonzero(marks), (np.cumsum(marks) - 1)[values]
