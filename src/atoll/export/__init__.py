@@ -51,8 +51,7 @@ def export(
     **more: Any,
 ) -> LaunchFile:
     """Write the launch file of `target`. `stages`: blocks per model chunk, in model order; `more`:
-    further fields of `LaunchPlan` (precision, method, adapters, steps).
-    """
+    further fields of `LaunchPlan` (precision, method, adapters, steps)."""
     tool = find_tool(target)
     if tool.write is None:
         raise AtollError(f"{tool.name}: launch files of {tool.title} are not written")
@@ -72,8 +71,7 @@ def export_run(
     target: str, run: Run, layout: Layout, whole_run: WholeRun | None = None
 ) -> LaunchFile:
     """Write the launch file of a training run and layout, with the estimated stages.
-    `whole_run`: its steps and its interval between checkpoints, if its length is known.
-    """
+    `whole_run`: its steps and its interval between checkpoints, if its length is known."""
     steps = run.launch and run.launch.steps
     if run.length is not None:
         steps = ceil(run.length.tokens / run.tokens)
@@ -206,8 +204,7 @@ def launch_files(
 
 def refusals(run: Run, search: bool = True) -> Callable[[Layout], str | None] | None:
     """Return a function that says why the run's tool cannot run a layout, None if it can. None for
-    tools whose files are not written. In a `search` a model that the tool lacks is an error.
-    """
+    tools whose files are not written. In a `search` a model that the tool lacks is an error."""
     tool = run.tool
     if tool.write is None:
         return None

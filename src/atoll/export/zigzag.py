@@ -200,8 +200,7 @@ def _memory(
     doubled: bool = True,
 ) -> dict[str, Any]:
     """Describe a memory with one port for each direction of each operand. Its energy is part of the
-    array's.
-    """
+    array's."""
     ways = [(operand, way) for operand, all_ in operands.items() for way in all_]
     ports = [
         _port(number, "read" if way in ("tl", "th") else "write", port_bits, [f"{operand}, {way}"])

@@ -31,8 +31,7 @@ def make_view(
     status: StatusAnswer | None,
 ) -> ScriptData:
     """Return the page of an answer as its sections (`front/views/page.js` draws them); with a
-    search's folder, of every evaluated design.
-    """
+    search's folder, of every evaluated design."""
     if isinstance(answer, SweepAnswer | CompareAnswer):
         return table_view(answer)
     if isinstance(answer, SearchAnswer):

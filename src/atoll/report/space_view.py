@@ -210,8 +210,7 @@ def _evaluated_designs(stored: _StoredRun, answer: SearchAnswer, why: str) -> Po
 
 def _coded_column(values: NDArray[np.float64]) -> ScriptData:
     """Return distinct values and the index per point, of one byte or two (wide); the highest means
-    no value.
-    """
+    no value."""
     distinct = np.unique(values[~np.isnan(values)])
     wide = len(distinct) > 254
     kind = np.dtype("<u2") if wide else np.dtype("u1")

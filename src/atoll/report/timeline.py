@@ -70,8 +70,7 @@ class Timeline:
 
 def placement_timeline(placement: PlacementAnswer) -> Timeline | None:
     """Return the step of a search's placement; None if a forward time is not recorded or there
-    are too many passes to draw.
-    """
+    are too many passes to draw."""
     stages, count = placement.stages, placement.microbatches
     timed = all(stage.chunks or stage.forward_s is not None for stage in stages)
     if count * len(stages) > MOST_PASSES or not timed:

@@ -30,8 +30,7 @@ def memory_view(
 
 def timeline_view(timeline: Timeline) -> ScriptData:
     """Return slices per stage as short rows [name, start, end, microbatch, chunk]; of a step of
-    more than MOST_SLICES the beginning and the end.
-    """
+    more than MOST_SLICES the beginning and the end."""
     total = sum(len(row) for row in timeline.stages)
     most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}

@@ -166,8 +166,7 @@ def _pipeline_events(
 
 def _memory(pid: int, row: Sequence[Slice], memory: StageMemory) -> Iterator[TraceEvent]:
     """Yield bytes of a device over the step: a forward pass saves its activations, the last pass
-    that reads them frees them. The peak equals the activations of the estimate.
-    """
+    that reads them frees them. The peak equals the activations of the estimate."""
     last = WEIGHT if any(piece.kind == WEIGHT for piece in row) else BACKWARD
     steps = [(piece.end_s, 1 if piece.kind == FORWARD else -1) for piece in row
              if piece.kind in (FORWARD, last)]  # fmt: skip

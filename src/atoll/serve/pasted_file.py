@@ -37,8 +37,7 @@ class Verdict:
 
 def check_pasted(body: bytes) -> Verdict:
     """Check a launch file from a JSON request: name, text, device, and optionally the number of
-    devices and the model.
-    """
+    devices and the model."""
     from atoll.launch.check import check
     from atoll.questions.verbs import CheckQuestion
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from atoll.tracing.record.causal import SOFTMAXES, comparisons, forward_makers
-from atoll.tracing.record.trace import ModuleTrace, OperatorCall, TensorView, ValueSource
+from atoll.tracing.record.trace import ModuleTrace, OperatorCall, ValueSource
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear"))
 
@@ -32,11 +32,8 @@ def _dense_experts(trace: ModuleTrace) -> list[str]:
         experts, top = scores.shape[-1], chosen_scores.shape[-1]
         tokens = scores.elements // experts
         # The router may be the layer's own code or a module in it.
-        module_paths = {call.path, call.path.rpartition(".")[0]}
-        dense = top < experts and any(
-            _rows(trace, path, experts) >= experts * tokens for path in module_paths
-        )
-        if dense:
+        paths = {call.path, call.path.rpartition(".")[0]}
+        if top < experts and any(_rows(trace, p, experts) >= experts * tokens for p in paths):
             routers.setdefault((top, experts), []).append(call.path)
     return [
         f"each token has {top} of {experts} experts, but the module runs all {experts} on every "
@@ -52,9 +49,8 @@ def _rows(trace: ModuleTrace, where: str, experts: int) -> int:
     start = f"{where}." if where else ""
     joint, alone = 0, dict[str, dict[str, int]]()
     for call in trace.calls:
-        if call.backward or call.op not in _PRODUCTS:
-            continue
-        if call.path != where and not call.path.startswith(start):
+        inside = call.path == where or call.path.startswith(start)
+        if call.backward or call.op not in _PRODUCTS or not inside:
             continue
         for view in call.ins:
             value = trace.values[view.value]
@@ -93,9 +89,8 @@ def _windows(trace: ModuleTrace) -> list[str]:
     attention = [call for call in trace.calls if _is_attention(call)]
     products = [call for call in trace.calls if call.op in SOFTMAXES and not call.backward]
     tokens = max([_tokens(call) for call in (*attention, *products)], default=0)
-    if not trace.window or trace.window >= tokens:
-        return []
-    if any(call.unmasked_share is not None for call in attention):
+    seen = any(call.unmasked_share is not None for call in attention)
+    if not trace.window or trace.window >= tokens or seen:
         return []
     return [
         f"its configuration has attention windows of {trace.window} tokens, which the capture "
@@ -106,8 +101,7 @@ def _windows(trace: ModuleTrace) -> list[str]:
 
 def _tokens(call: OperatorCall) -> int:
     """Number of keys of an attention or softmax."""
-    view: TensorView = call.ins[1] if _is_attention(call) else call.ins[0]
-    return view.shape[-2 if _is_attention(call) else -1]
+    return call.ins[1].shape[-2] if _is_attention(call) else call.ins[0].shape[-1]
 
 
 def _masks(trace: ModuleTrace) -> list[str]:

@@ -108,8 +108,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
 
 def _zoo_name(spelling: str) -> str | None:
     """Return the zoo's name of a model in another spelling (`Llama-3.2-1B-Instruct`), if only one
-    has the same words and numbers.
-    """
+    has the same words and numbers."""
     names = [name for name in zoo_names() if _name_parts(name) == _name_parts(spelling)]
     return names[0] if len(names) == 1 else None
 

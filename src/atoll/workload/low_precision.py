@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from atoll.base.errors import AtollError
 from atoll.workload.fuse import CAST
 from atoll.workload.graph.layer import Layer, Model, is_end
-from atoll.workload.graph.operator import Matmul, Operator, Role, Tensor, once, pass_over
+from atoll.workload.graph.operator import Operator, Role, Tensor, once, pass_over
 from atoll.workload.stored import StoredModel
 
 
@@ -114,16 +114,10 @@ def _with_casts(
                     wanted = casts[name]
                     available.update(wanted)
                     for cast in wanted:
-                        narrow = replace(tensor, name=cast, element_bytes=form.element_bytes)
-                        tensors[cast] = narrow
+                        tensors[cast] = replace(tensor, name=cast, element_bytes=form.element_bytes)
                     work = (pass_over(f"{CAST}_{form.name}", tensor),) * len(wanted)
-                    first = f"{name}.{form.name}"
-                    done.append(Operator(first, CAST, (name,), wanted, vectors=work))
+                    done.append(Operator(f"{name}.{form.name}", CAST, (name,), wanted, (), work))
                 reads.append(operand)
-        products = tuple(_packed(product, form) for product in op.matmuls)
+        products = tuple(replace(m, k=-(-m.k // form.packed)) for m in op.matmuls)
         done.append(replace(op, reads=once(reads), matmuls=products))
     return tuple(done)
-
-
-def _packed(product: Matmul, form: PackedFormat) -> Matmul:
-    return replace(product, k=-(-product.k // form.packed))

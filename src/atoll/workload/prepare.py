@@ -34,12 +34,7 @@ def prepare(
     """
     if isinstance(config, StoredModel):
         share = instantiate(
-            config,
-            microbatch,
-            sequence,
-            tp,
-            vocabulary_unit=vocabulary_unit,
-            attention=attention,
+            config, microbatch, sequence, tp, vocabulary_unit=vocabulary_unit, attention=attention
         )
         return check_size(fuse(share, fusion))
     config = padded(config, vocabulary_unit * tp if vocabulary_unit > 1 else 1)

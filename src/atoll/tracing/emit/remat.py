@@ -73,12 +73,8 @@ def rematerialise(
     stored = set(makers) | entering
     wanted = {view.value for node in backward for view in node.ins} & stored
     state = _SavedValues(makers, stored, lambda v: values[v].bytes, set(wanted))
-    by_products = {
-        view.value
-        for node in backward
-        if node.kind not in (NodeKind.ELEMENTWISE, NodeKind.ROWS)
-        for view in node.ins
-    }
+    vectors = (NodeKind.ELEMENTWISE, NodeKind.ROWS)
+    by_products = {v.value for n in backward if n.kind not in vectors for v in n.ins}
     for _ in range(3):
         changed = False
         for value in sorted(state.saved & set(makers), reverse=True):

@@ -57,10 +57,8 @@ def capture_onnx(
             f"microbatch fixed at {samples}: the file fixes dimension {batch_dim} of {first.name}; "
             "export with a dynamic batch for others"
         )
-    growing = [
-        i for i in graph.inputs
-        if open_dim is None or _has(i, open_dim, first.dims[open_dim])
-    ]  # fmt: skip
+    batch = None if open_dim is None else first.dims[open_dim]
+    growing = [i for i in graph.inputs if open_dim is None or batch in i.dims[open_dim:][:1]]
     kind = run_module.dtype_named(dtype)
     module = GraphModule(
         where, graph, growing,
@@ -92,13 +90,10 @@ def prepare_graph(path: str | Path) -> tuple[OnnxGraph, list[str]]:
     weights = trained_initializers(graph, mask_names(graph))
     if not weights:
         raise AtollError(f"{path}: the graph reads no floating-point initializer: nothing to train")
-    constants = {name for name in graph.initializers if name not in weights}
-    constant_names = [
-        name for name in constants
-        if graph.initializers[name].floating and graph.initializers[name].elements > 1
-    ]  # fmt: skip
-    if constant_names:
-        notes.append(f"taken as constants, not as weights: {abbreviated(sorted(constant_names))}")
+    constants = {name: i for name, i in graph.initializers.items() if name not in weights}
+    shown = sorted(name for name, i in constants.items() if i.floating and i.elements > 1)
+    if shown:
+        notes.append(f"taken as constants, not as weights: {abbreviated(shown)}")
     graph = with_paths(fold(replace(graph, weights=weights), constants))
     graph, tied = tie_weights(graph)
     notes += tied
@@ -109,10 +104,6 @@ def prepare_graph(path: str | Path) -> tuple[OnnxGraph, list[str]]:
     if any(i.name == _ALL_ONES for i in graph.inputs):
         notes.append(f"{_ALL_ONES} is taken as all ones: sequences are full")
     return graph, notes
-
-
-def _has(graph_input: Input, dim: int, name: int | str) -> bool:
-    return dim < len(graph_input.dims) and graph_input.dims[dim] == name
 
 
 def _parsed_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | list[tuple[int, ...]]:
@@ -158,10 +149,9 @@ def _shapes(
     free -= sizes.keys()
     if sequence is not None and len(free) == 1 and "" not in free:
         sizes[free.pop()] = sequence
-    result = {}
+    result = dict(shapes)
     for declared in graph.inputs:
         if declared.name in shapes:
-            result[declared.name] = shapes[declared.name]
             continue
         open_ = [d for d in declared.dims if isinstance(d, str) and d not in sizes]
         if open_:

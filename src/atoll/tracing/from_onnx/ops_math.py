@@ -77,15 +77,12 @@ def _where(call: OnnxCall) -> torch.Tensor:
 
 
 def _clip(call: OnnxCall) -> torch.Tensor:
-    low, high = (
-        call.get(name)
-        if call.value(at) is None
-        else call.context.operand(call.value(at), call.first)
-        for at, name in ((1, "min"), (2, "max"))
+    x = call.first
+    ends = (
+        (call.context.operand(call.value(at), x), name) for at, name in ((1, "min"), (2, "max"))
     )
-    return (
-        call.first if low is None and high is None else torch.clamp(call.first, min=low, max=high)
-    )
+    low, high = (call.get(name) if end is None else end for end, name in ends)
+    return x if low is None and high is None else torch.clamp(x, min=low, max=high)
 
 
 def _prelu(call: OnnxCall) -> torch.Tensor:
@@ -176,9 +173,7 @@ OPERATORS: dict[str, Operator] = {
     "Elu": _sloped(F.elu, 1.0), "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid, "LeakyRelu": _sloped(F.leaky_relu, 0.01),
     "LogSoftmax": _softmax(torch.log_softmax),
-    "LpNormalization": lambda c: F.normalize(
-        c.first, p=float(c.integer("p", 2)), dim=c.integer("axis", -1)
-    ),
+    "LpNormalization": lambda c: F.normalize(c.first, c.number("p", 2), c.integer("axis", -1)),
     "Max": _many(torch.maximum), "Mean": lambda c: reduce(torch.add, c.tensors()) / len(c.args),
     "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu,
     "Softmax": _softmax(torch.softmax),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.tracing.record.aten_names import COPIES, ELEMENTWISE
+from atoll.tracing.record.aten import COPIES, ELEMENTWISE
 from atoll.tracing.record.trace import ModuleTrace, OperatorCall
 
 SOFTMAXES = frozenset(("_softmax", "_safe_softmax"))

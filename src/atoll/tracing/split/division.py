@@ -57,7 +57,7 @@ class Splits:
     def put(self, view: TensorView, dim: int, cut: Cut) -> None:
         self.labels[view.value] = storage_label(cut, view, dim)
 
-    def cut_weight(self, view: TensorView, dim: int, origins: frozenset[int]) -> Cut:
+    def cut_weight(self, view: TensorView, dim: int, origins: frozenset[int] = frozenset()) -> Cut:
         """Divide a weight along a dimension of the view through which it is read."""
         return self.cut_bias(view, dim, origins | {view.value})
 
@@ -75,14 +75,14 @@ class Splits:
     def reduce_partial(self, view: TensorView) -> None:
         """Reduce a partial sum before an operator that needs its total: at the value with the
         fewest bytes among it and those it was computed from."""
-        if not self.is_partial(view):
+        if not self.is_partial(view.value):
             return
         chain = [view.value]
         while len(self.sums.get(chain[-1], ())) == 1 and chain[-1] not in self.reduced:
             chain.append(self.sums[chain[-1]][0])
         self.reduced.add(min(chain, key=lambda value: self.values[value].bytes))
         for value in sorted(self.sums):  # what was made of whole tensors only is whole
-            if not any(self._open(part) for part in self.sums[value]):
+            if not any(map(self.is_partial, self.sums[value])):
                 self.partial.pop(value, None)
                 self.reduced.discard(value)
 
@@ -90,11 +90,8 @@ class Splits:
         for view in views:
             self.reduce_partial(view)
 
-    def _open(self, value: int) -> bool:
+    def is_partial(self, value: int) -> bool:
         return value in self.partial and value not in self.reduced
-
-    def is_partial(self, view: TensorView) -> bool:
-        return self._open(view.value)
 
     # --- for the emission ------------------------------------------------------------------------
 

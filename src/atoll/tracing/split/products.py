@@ -51,9 +51,9 @@ def _contract(
     left, right = splits.cut(a), splits.cut(b)
     if left is None and right is None:
         if splits.may_cut(b):
-            right = splits.cut_weight(b, roles_b.index("n"), frozenset())
+            right = splits.cut_weight(b, roles_b.index("n"))
         elif splits.may_cut(a):
-            left = splits.cut_weight(a, roles_a.index("m"), frozenset())
+            left = splits.cut_weight(a, roles_a.index("m"))
         else:
             return
     origins = frozenset().union(*(c.origins for c in (left, right) if c is not None))
@@ -137,7 +137,7 @@ def convolution(splits: Splits, node: CallNode) -> None:
         if left is None and right is None:
             if deep or not splits.may_cut(weight):
                 return
-            right = splits.cut_weight(weight, 0, frozenset())
+            right = splits.cut_weight(weight, 0)
         elif left is not None and right is None:
             if not splits.may_cut(weight):
                 raise ConflictError(left.origins)

@@ -27,19 +27,23 @@ def find_splits(
     """Find the division of a layer that keeps the most weights cut."""
     banned: frozenset[int] = frozenset()
     leaving = {*outside, *segment.leaving} - set(trace.gradient_weights)
+    nodes = (*forward, *backward)
+    outputs = {v.value for node in nodes for v in node.outs}
+    # Weights, what enters, and what is computed from them; the rest (masks, rotations) is constant.
+    live = {v.number for v in trace.values if v.source is ValueSource.WEIGHT} | {*segment.entering}
+    constant = {v.value for node in nodes for v in node.ins} - outputs - live
+    for node in forward:
+        affected = live if any(view.value in live for view in node.ins) else constant
+        affected.update(view.value for view in node.outs)
+    tables = [n.lookup_table.value for n in forward if n.lookup_table is not None]
     while True:
         splits = Splits(trace.values, banned)
-        outputs = {v.value for node in (*forward, *backward) for v in node.outs}
-        read = {v.value for node in (*forward, *backward) for v in node.ins}
-        splits.constant = {
-            v for v in read - outputs - set(segment.entering) if not _weight(trace, v)
-        } | _without_gradient(forward, trace, segment)
-        for nodes in (forward, backward):
-            pass_outputs = {v.value for node in nodes for v in node.outs}
+        splits.constant = {*constant}
+        for pass_ in (forward, backward):
+            pass_outputs = {v.value for node in pass_ for v in node.outs}
             splits.readers.update(
-                value for n in nodes for value in {v.value for v in n.ins} if value in pass_outputs
+                value for n in pass_ for value in {v.value for v in n.ins} if value in pass_outputs
             )
-        tables = [n.lookup_table.value for n in forward if n.lookup_table is not None]
         splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
         try:
             _walk(splits, forward, backward, leaving)
@@ -50,26 +54,6 @@ def find_splits(
             banned |= new
             continue
         return splits
-
-
-def _weight(trace: ModuleTrace, value: int) -> bool:
-    return trace.values[value].source is ValueSource.WEIGHT
-
-
-def _without_gradient(
-    forward: Sequence[CallNode], trace: ModuleTrace, segment: Segment
-) -> set[int]:
-    """Return values computed from constants only (masks, rotations)."""
-    live = set(segment.entering) | {
-        v.number for v in trace.values if v.source is ValueSource.WEIGHT
-    }
-    constant: set[int] = set()
-    for node in forward:
-        if any(view.value in live for view in node.ins):
-            live.update(view.value for view in node.outs)
-        else:
-            constant.update(view.value for view in node.outs)
-    return constant
 
 
 def _walk(

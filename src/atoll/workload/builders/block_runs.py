@@ -38,7 +38,7 @@ def block_runs(
 ) -> tuple[BlockRun, ...]:
     """The chain between embedding and head, periods as one layer or block by block."""
     facts = [_facts(config, layer) for layer in range(config.layers)]
-    kind_by_facts = {its: _kind(config, sequence, *its) for its in dict.fromkeys(facts)}
+    kind_by_facts = {its: _kind(config, sequence, its) for its in dict.fromkeys(facts)}
     kinds = [kind_by_facts[its] for its in facts]
     several = len(set(kinds)) > 1
     repeated = periods(kinds)
@@ -84,15 +84,10 @@ def _facts(config: ModelConfig, layer: int) -> tuple[int, str, bool, bool, bool]
 
 
 def _kind(
-    config: ModelConfig,
-    sequence: int,
-    window: int,
-    mixer: str,
-    unrotated: bool,
-    dense: bool,
-    bare: bool,
+    config: ModelConfig, sequence: int, facts: tuple[int, str, bool, bool, bool]
 ) -> ModelConfig:
     """The configuration as if all blocks were like this one."""
+    window, mixer, unrotated, dense, bare = facts
     attends = "attention" in mixer
     reach = window if config.causal else window // 2 + 1
     kind = replace(

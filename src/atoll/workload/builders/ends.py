@@ -71,10 +71,8 @@ def build_logits(graph: GraphBuilder, x: str) -> str:
     logits = graph.columns("logits", config.vocab, uneven=Uneven.PAD)
     # A weight of the same name in two layers is one weight: that is how tying is written.
     table = "word" if config.tied_embeddings else "decoder"
-    weight = graph.weight(
-        f"{table}.weight", (config.word_width, config.vocab), 1, uneven=Uneven.PAD
-    )
-    biased = config.mlm_head or config.head_bias
+    shape, biased = (config.word_width, config.vocab), config.mlm_head or config.head_bias
+    weight = graph.weight(f"{table}.weight", shape, 1, uneven=Uneven.PAD)
     biases = graph.bias("decoder", logits, "n") if biased else ()
     graph.product("logits", x, (weight,), biases, (logits,), "n")
     if config.logit_scale:
@@ -99,14 +97,8 @@ def loss(graph: GraphBuilder, fused: bool) -> tuple[str, str]:
         logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
     labels, out = graph.add("labels", (b, s), TOKEN), graph.add("loss", (b, s, 2), FLOAT)
     softmax = () if fused else (graph.like("softmax", logits, FLOAT),)
-    graph.run(
-        "loss",
-        "cross_entropy",
-        (logits, labels),
-        (out, *softmax),
-        vectors=(graph.vector("cross_entropy", logits),),
-        exits=not vision,
-    )
+    work, writes = (graph.vector("cross_entropy", logits),), (out, *softmax)
+    graph.run("loss", "cross_entropy", (logits, labels), writes, vectors=work, exits=not vision)
     return logits, out
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.operator import (
-    Matmul,
     Operator,
     Region,
     Role,
@@ -90,9 +91,7 @@ class GraphBuilder:
         """A tensor of the same shape and layout."""
         t, name = self.tensors[template], self.prefixed(name)
         size = element_bytes or t.element_bytes
-        self.tensors[name] = Tensor(
-            name, t.shape, size, Role.ACTIVATION, t.split, t.split_dim, t.units, t.uneven
-        )
+        self.tensors[name] = replace(t, name=name, element_bytes=size, role=Role.ACTIVATION)
         return name
 
     def weight(
@@ -112,32 +111,10 @@ class GraphBuilder:
         return name
 
     def run(
-        self,
-        name: str,
-        kind: str,
-        reads: tuple[str, ...],
-        writes: tuple[str, ...],
-        *,
-        matmuls: tuple[Matmul, ...] = (),
-        vectors: tuple[VectorWork, ...] = (),
-        on_chip: bool = False,
-        enters: tuple[str, ...] = (),
-        exits: bool = False,
+        self, name: str, kind: str, reads: tuple[str, ...], writes: tuple[str, ...], **work: Any
     ) -> None:
-        self.operators.append(
-            Operator(
-                self.prefixed(name),
-                kind,
-                reads,
-                writes,
-                matmuls,
-                vectors,
-                None,
-                on_chip,
-                enters,
-                exits,
-            )
-        )
+        """Write an operator; `work`: further fields of `Operator`."""
+        self.operators.append(Operator(self.prefixed(name), kind, reads, writes, **work))
 
     def vector(self, function: str, over: str) -> VectorWork:
         return pass_over(function, self.tensors[over])
@@ -172,21 +149,17 @@ class GraphBuilder:
         every device."""
         source, target = self.tensors[x], self.tensors[out]
         shape = source.shape[-1], target.shape[-1]
-        if split == "n":
-            weight = self.weight(f"{name}.weight", shape, 1, target.units, target.uneven)
-        elif split == "k":
-            weight = self.weight(f"{name}.weight", shape, 0, source.units, source.uneven)
+        label, division = f"{name}.weight", {"n": (1, target), "k": (0, source)}.get(split)
+        if division is None:
+            weight = self.weight(label, shape)
         else:
-            weight = self.weight(f"{name}.weight", shape)
+            weight = self.weight(label, shape, division[0], division[1].units, division[1].uneven)
         biases = self.bias(name, out, split) if bias else ()
         return self.product(name, x, (weight,), biases, (out,), split, inside=inside)
 
     def bias(self, name: str, out: str, split: str) -> tuple[str, ...]:
-        target = self.tensors[out]
-        where = 0 if split == "n" else None
-        return (
-            self.weight(f"{name}.bias", (target.shape[-1],), where, target.units, target.uneven),
-        )
+        t, where = self.tensors[out], 0 if split == "n" else None
+        return (self.weight(f"{name}.bias", t.shape[-1:], where, t.units, t.uneven),)
 
     def product(
         self,
@@ -204,16 +177,10 @@ class GraphBuilder:
         matmul = linear_product(self.tensors[x], [self.tensors[w] for w in weights], split)
         region = Region.TENSOR if split == "n" else self.tensors[outs[0]].split
         vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biases else ()
-        self.run(
-            name,
-            "linear",
-            (x, *weights, *biases),
-            outs,
-            matmuls=(matmul,),
-            vectors=vectors,
-            enters=(x,) if split == "n" and not inside else (),
-            exits=split == "k" and not inside,
-        )
+        enters = (x,) if split == "n" and not inside else ()
+        exits, reads = split == "k" and not inside, (x, *weights, *biases)
+        work = {"matmuls": (matmul,), "vectors": vectors}
+        self.run(name, "linear", reads, outs, enters=enters, exits=exits, **work)
         return outs[0]
 
     def joint(
@@ -286,10 +253,8 @@ class GraphBuilder:
 
     def reduced_sum(self, name: str, left: str, right: str) -> str:
         """The sum of two partial sums, then the one reduction of both."""
-        out = self.stream(name, self.tensors[left].shape[-1])
-        self.run(
-            name, "add", (left, right), (out,), vectors=(self.vector("add", left),), exits=True
-        )
+        out, work = self.stream(name, self.tensors[left].shape[-1]), (self.vector("add", left),)
+        self.run(name, "add", (left, right), (out,), vectors=work, exits=True)
         return out
 
     def late_bias(self, name: str, x: str, experts: int = 0) -> str:

@@ -39,10 +39,7 @@ def _mamba2(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     parts = (("z", shape.inner), ("values", shape.inner), ("b", keys), ("c", keys))
     z, values, b, c, step = _projected(graph, x, (*parts, ("step", shape.heads)))
     values, b, c = _conv(graph, (values, b, c), "silu")
-    weights = tuple(
-        graph.weight(name, (shape.heads,), 0, shape.heads)
-        for name in ("scan.decay", "scan.skip", "scan.step_bias")
-    )
+    weights = _head_weights(graph, "decay", "skip", "step_bias")
     y = _scan(graph, values, (b, c, step), weights)
     y = graph.gate("scan.gated", y, z, "silu")
     y = graph.norm("scan_norm", y) if shape.norm else y
@@ -79,10 +76,7 @@ def _delta(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     rates = (("rate", shape.heads), ("step", shape.heads))
     queries, k, values, z, rate, step = _projected(graph, x, (*parts, *rates))
     queries, k, values = _conv(graph, (queries, k, values), "silu")
-    weights = tuple(
-        graph.weight(name, (shape.heads,), 0, shape.heads)
-        for name in ("scan.decay", "scan.step_bias")
-    )
+    weights = _head_weights(graph, "decay", "step_bias")
     y = _scan(graph, values, (k, queries, rate, step), weights, delta=True)
     y = graph.head_norm("scan_norm", y, shape.head_dim)
     return _out(graph, graph.gate("scan.gated", y, z, "silu"), open_end=open_end)
@@ -124,6 +118,12 @@ def _shape(graph: GraphBuilder) -> StateSpace:
     return graph.config.scan
 
 
+def _head_weights(graph: GraphBuilder, *names: str) -> tuple[str, ...]:
+    """Weights of the scan with a number for each head."""
+    heads = _shape(graph).heads
+    return tuple(graph.weight(f"scan.{name}", (heads,), 0, heads) for name in names)
+
+
 def _projected(graph: GraphBuilder, x: str, parts: Sequence[tuple[str, int]]) -> list[str]:
     """Projections of one tensor in one product, cut by heads, or groups of keys and queries."""
     shape, cut = _shape(graph), []
@@ -145,12 +145,11 @@ def _conv(graph: GraphBuilder, inputs: tuple[str, ...], function: str) -> list[s
         taps = t.shape[-1], shape.kernel
         weights.append(graph.weight(f"{label}.taps", taps, 0, t.units, t.uneven))
         if shape.conv_bias:
-            width = taps[:1]
-            weights.append(graph.weight(f"{label}.taps_bias", width, 0, t.units, t.uneven))
+            weights.append(graph.weight(f"{label}.taps_bias", taps[:1], 0, t.units, t.uneven))
         outs.append(graph.like(f"{label}.conv", x))
     # A multiply-add for each tap; the taps lie side by side to the vector cores.
     wide = (graph.vector("mul", x) for x in inputs)
-    passes = [VectorWork(v.function, v.rows, v.cols * shape.kernel, v.split) for v in wide]
+    passes = [v.sized(v.rows, v.cols * shape.kernel) for v in wide]
     passes += [graph.vector(function, x) for x in inputs if function]
     graph.run("conv", "conv", (*inputs, *weights), tuple(outs), vectors=tuple(passes))
     return outs

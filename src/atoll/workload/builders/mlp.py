@@ -70,18 +70,10 @@ def _experts(graph: GraphBuilder, x: str) -> str:
     shared = _shared_experts(graph, x) if config.shared_ffn else ""
     add_out = graph.partial if shared else graph.stream
     out = add_out("combined", config.hidden)
-    rows = experts * share
     # Gates weigh the partial sums, so that one reduction of the combined tokens suffices.
-    weigh = VectorWork("mul", rows, config.hidden), VectorWork("add", rows, config.hidden)
-    graph.run(
-        "combine",
-        "combine",
-        (done, gates, choices),
-        (out,),
-        vectors=weigh,
-        enters=(gates, choices),
-        exits=not shared,
-    )
+    weigh = tuple(VectorWork(name, experts * share, config.hidden) for name in ("mul", "add"))
+    work = {"vectors": weigh, "enters": (gates, choices), "exits": not shared}
+    graph.run("combine", "combine", (done, gates, choices), (out,), **work)
     return graph.reduced_sum("all_experts", out, shared) if shared else out
 
 

@@ -68,23 +68,16 @@ def build_model(
             for run in block_runs(config, length * config.context, merge_periods=merge_periods)
         ]
     distinct = {name: layer(name, write) for name, write, _ in reversed(blocks)}
+    further = partial(_further, attention=attention)
     chain = (
         (layer("embedding", patch_embedding if vision else embedding), 1),
         *((distinct[name], repeat) for name, _, repeat in blocks),
-        *(
-            (layer(f"mtp{i or ''}", partial(_further, attention=attention)), 1)
-            for i in range(config.mtp_layers)
-        ),
+        *((layer(f"mtp{i or ''}", further), 1) for i in range(config.mtp_layers)),
         (layer("head", classifier if vision else head), 1),
         (layer("loss", partial(loss, fused=fused_loss)), 1),
     )
-    return Model(
-        name=config.name,
-        layers=chain,
-        microbatch=microbatch,
-        sequence=length,
-        shared_parameters=shared_parameters(chain),
-    )
+    shared = shared_parameters(chain)
+    return Model(config.name, chain, microbatch, length, shared_parameters=shared)
 
 
 def shared_parameters(layers: tuple[tuple[Layer, int], ...]) -> int:

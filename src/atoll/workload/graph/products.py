@@ -23,21 +23,12 @@ def linear_product(x: Tensor, weights: Sequence[Tensor], split: str) -> Matmul:
 
 def data_gradient(forward: Matmul) -> Matmul:
     """dX = dY W^T."""
-    return Matmul(
-        forward.batch, forward.m, forward.k, forward.n, forward.fraction, _DATA_SPLIT[forward.split]
-    )
+    return replace(forward, n=forward.k, k=forward.n, split=_DATA_SPLIT[forward.split])
 
 
 def weight_gradient(forward: Matmul) -> Matmul:
     """dW = X^T dY."""
-    return Matmul(
-        forward.batch,
-        forward.k,
-        forward.n,
-        forward.m,
-        forward.fraction,
-        _WEIGHT_SPLIT[forward.split],
-    )
+    return replace(forward, m=forward.k, k=forward.m, split=_WEIGHT_SPLIT[forward.split])
 
 
 def scores_product(

@@ -75,9 +75,12 @@ class Tape:
         self._shares.setdefault(name, []).append(gradient)
 
     def give_entering(self, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
-        """As `give`, for a read that enters a tensor-parallel region: the tensor to write, and the
-        all-reduce (to be run after) that completes it, where there is a group to sum over. Of
-        several such reads of one tensor the last brings the sum and the one all-reduce of all."""
+        """As `give`, for a read that may be a weight or enter a tensor-parallel region: the tensor
+        to write, and the all-reduce (to be run after) that completes it, where there is a group to
+        sum over. Of several such reads of one tensor the last brings the sum and the one all-reduce
+        of all."""
+        if self.tensors[name].role is Role.WEIGHT:
+            return self.weight_gradient(name), ()
         if self.group == 1 or name not in op.enters:
             return self.give(name), ()
         if self._entering[name] == 1:
@@ -96,12 +99,9 @@ class Tape:
         return label, (add, self._all_reduce(summed, total))
 
     def _all_reduce(self, partial: str, total: str) -> Operator:
-        collective = TensorCollective(
-            CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group
-        )
-        return Operator(
-            f"{total}.reduce", "all_reduce", (partial,), (total,), collective=collective
-        )
+        size = self.tensors[partial].bytes
+        sum_ = TensorCollective(CollectiveKind.ALL_REDUCE, size, self.group)
+        return Operator(f"{total}.reduce", "all_reduce", (partial,), (total,), collective=sum_)
 
     def weight_gradient(self, name: str) -> str:
         return self._declare(f"d{name}", name, Role.WEIGHT_GRADIENT)
