@@ -15,9 +15,8 @@ from atoll.files.atomic_file import atomic_files, check_place
 from atoll.front import ScriptData, bundle, text
 from atoll.report.folder import SWEEP, ReportedAnswer, open_folder, read_sweep
 from atoll.report.plan_view import plan_view
-from atoll.report.search_view import search_view
+from atoll.report.search_view import search_view, wafer_view
 from atoll.report.table_view import table_view
-from atoll.report.wafer_view import wafer_view
 from atoll.store import StatusAnswer
 
 REPORT = "report.html"

@@ -69,7 +69,7 @@ class App:
         self.runs, self.guard, self.left_out = runs, guard, left_out
         self._static, self._reports = assets(), Reports()
         self._search: dict[str, Callable[[SearchRun, Query], Response]] = {
-            "progress": lambda run, query: _json({"progress": run.progress()}),
+            "progress": lambda run, query: _json({"progress": run.progress}),
             "summary": _summary,
             "scatter": _scatter,
             "table": _table,
@@ -154,7 +154,7 @@ class App:
                 runs = [run.shown().summary() for run in self.runs.values()]
                 skipped = [{"id": run.name, "reason": run.reason} for run in self.left_out]
                 return _json({"runs": runs, "left_out": skipped, "version": VERSION})
-            return self._run(path[2], path[3:], query)
+            return self._answer(self._find_run(path[2]).shown(), path[3:], query)
         if path == ["api", "compare"]:
             chosen_runs = [self._find_run(name) for name in query.get("run", ())]
             compared = import_named("atoll.several.comparison:compare_runs")
@@ -170,16 +170,12 @@ class App:
             raise RefusedError(404, f"No file {name!r}.")
         return Response(200, KINDS[PurePosixPath(name).suffix], self._static[name])
 
-    def _run(self, name: str, subpath: list[str], query: Query) -> Response:
-        return self._answer(self._find_run(name).shown(), subpath, query)
-
     def _find_run(self, name: str) -> Run:
-        run = self.runs.get(name)
-        if run is None:
-            reasons = [folder.reason for folder in self.left_out if folder.name == name]
+        if name not in self.runs:
+            reasons = (folder.reason for folder in self.left_out if folder.name == name)
             unknown_words = f"No run {name!r}; there are {', '.join(self.runs)}."
-            raise RefusedError(404, next(iter(reasons), unknown_words))
-        return run
+            raise RefusedError(404, next(reasons, unknown_words))
+        return self.runs[name]
 
     def _answer(self, run: Run, subpath: list[str], query: Query) -> Response:
         if not subpath:
@@ -208,9 +204,8 @@ class App:
 def _summary(run: SearchRun, query: Query) -> Response:
     columns = run.columns
     count, bars = run.bars(columns, parse_filters(query, run.columns.names))
-    return _json(
-        {"total": len(columns), "count": count, "histograms": bars, "version": columns.version}
-    )
+    counts = {"total": len(columns), "count": count}
+    return _json(counts | {"histograms": bars, "version": columns.version})
 
 
 def _scatter(run: SearchRun, query: Query) -> Response:
@@ -223,8 +218,7 @@ def _table(run: SearchRun, query: Query) -> Response:
     columns, mask = run.picture(parse_filters(query, run.columns.names))
     offset = _bounded_integer(query, "offset", 0, 0, 2**53)
     limit = _bounded_integer(query, "limit", 50, 1, MOST_ROWS)
-    sort, descending = _sorting(query, columns)
-    positions = ordered(columns, mask, sort, descending)
+    positions = ordered(columns, mask, *_sorting(query, columns))
     rows = page(columns, positions, offset, limit)
     return _json({"count": len(positions), "offset": offset, "rows": rows})
 
@@ -246,8 +240,7 @@ def _result(run: SearchRun, query: Query) -> Response:
 
 def _design(run: SearchRun, chip: str) -> StoredDesign:
     number = _parse_number(chip)
-    design = run.design(number) if number is not None else None
-    if design is None:
+    if number is None or (design := run.design(number)) is None:
         raise RefusedError(404, f"Run {run.name} has no design {chip[:80]!r}.")
     return design
 
@@ -306,8 +299,7 @@ def _parse_number(text: str) -> int | None:
 
 
 def _content_bytes(headers: Mapping[str, str]) -> int:
-    length = _parse_number(headers.get("content-length", "0"))
-    if length is None:
+    if (length := _parse_number(headers.get("content-length", "0"))) is None:
         raise RefusedError(400, "Content-Length is not a number of bytes.")
     return length
 

@@ -74,16 +74,13 @@ class Columns:
     @staticmethod
     def empty(names: Sequence[str] = FIGURES) -> Columns:
         """Return columns of these names without rows."""
-        none: tuple[str, ...] = ()
-        return Columns.of(
-            {name: np.empty(0) for name in names if name not in TEXTS},
-            {name: (np.empty(0, np.int16), none) for name in TEXTS},
-        )
+        numbers = {name: np.empty(0) for name in names if name not in TEXTS}
+        return Columns.of(numbers, {name: (np.empty(0, np.int16), ()) for name in TEXTS})
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all columns, in the store's order."""
-        return design_columns([n for n in self.numbers if n not in design_columns(())])
+        return design_columns([n for n in self.numbers if n not in FIGURES])
 
     def __len__(self) -> int:
         return len(self.numbers["chip"])

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from atoll.base.errors import AtollError
-from atoll.tracing.caveats import caveats
+from atoll.tracing.caveats import causal_softmaxes, caveats
 from atoll.tracing.emit.batch_pairs import NotProportionalError, paired, summed_steps
 from atoll.tracing.emit.layer import Emission
 from atoll.tracing.emit.layout_copies import without_layout_copies
 from atoll.tracing.emit.remat import rematerialise
 from atoll.tracing.record.aten import call_node
-from atoll.tracing.record.causal import causal_softmaxes
 from atoll.tracing.record.segment import SegmentChain, cut_segments
 from atoll.tracing.record.trace import ModuleTrace, ValueSource
 from atoll.tracing.split.split_search import find_splits

@@ -224,7 +224,10 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
     for narrow in (*_operands(core), out, *backward.writes):
         if narrow in tensors and tensors[narrow].element_bytes > _HALF:
             tensors[narrow] = tensors[narrow].model_copy(update={"element_bytes": _HALF})
-    tensors[statistics] = _row_numbers(layer.tensors[out])
+    # One fp32 log-sum-exp per row of the output.
+    rows = layer.tensors[out]
+    split = None if rows.split is None or rows.split.dim == len(rows.shape) - 1 else rows.split
+    tensors[statistics] = TensorEntry(shape=rows.shape[:-1], element_bytes=4, split=split)
     passes = {
         "forward": replaced(layer.forward, core.forward, forward),
         "backward": replaced(layer.backward, core.backward, backward),
@@ -260,12 +263,6 @@ def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[Vec
         return v.model_copy(update={"cols": cols})
 
     return tuple(map(unmasked, works))
-
-
-def _row_numbers(out: TensorEntry) -> TensorEntry:
-    """One fp32 log-sum-exp per row of the output."""
-    split = out.split if out.split is not None and out.split.dim < len(out.shape) - 1 else None
-    return TensorEntry(shape=out.shape[:-1], element_bytes=4, split=split)
 
 
 # --- copies around it -----------------------------------------------------------------------------

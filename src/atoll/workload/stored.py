@@ -137,8 +137,7 @@ def _obstacle(file: ModelFile, tp: int) -> str | None:
     """The first tensor that the width does not divide."""
     for layer in file.layers:
         for name, tensor in layer.tensors.items():
-            split = tensor.split
-            if split is None:
+            if (split := tensor.split) is None:
                 continue
             units = _evaluated(split.units, 1)
             shared = split.uneven == "replicate" and tp % units == 0

@@ -130,10 +130,9 @@ class Emission:
             default = "context" if value.source is ValueSource.COMPUTED else "buffer"
             self.names[value.number] = self._unique(value.name or default)
         name = self.names[value.number]
-        if not self.parts.pieces(value.number):
+        if value.number not in self.parts.pieces:
             return [self._declare(name, value, None)]
-        covered = self.parts.covered(view)
-        return [self._declare(f"{name}.part{i}", value, i) for i in covered]
+        return [self._declare(f"{name}.part{i}", value, i) for i in self.parts.covered(view)]
 
     def _declare(self, name: str, value: Value, part: int | None) -> str:
         if name not in self.tensors:

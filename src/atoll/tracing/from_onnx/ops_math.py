@@ -12,15 +12,15 @@ import torch.nn.functional as F  # noqa: N812
 from atoll.tracing.from_onnx.onnx_call import OnnxCall, Operator, need
 from atoll.tracing.from_onnx.read import type_name
 
+_SAME = """
+    Abs Acos Asin Atan Ceil Cos Cosh Erf Exp Floor IsInf IsNaN Log Neg Reciprocal Relu Round Sigmoid
+    Sign Sin Sinh Sqrt Tan Tanh
+"""
+"""Operators that torch has under the same name."""
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan,
-    "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf, "Exp": torch.exp,
-    "Floor": torch.floor, "HardSwish": F.hardswish, "IsInf": torch.isinf, "IsNaN": torch.isnan,
-    "Log": torch.log, "Mish": F.mish, "Neg": torch.neg, "Not": torch.logical_not,
-    "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round,
-    "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh,
-    "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan,
-    "Tanh": torch.tanh,
+    **{name: getattr(torch, name.lower()) for name in _SAME.split()},
+    "HardSwish": F.hardswish, "Mish": F.mish, "Not": torch.logical_not, "Softplus": F.softplus,
+    "Softsign": F.softsign,
 }  # fmt: skip
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {

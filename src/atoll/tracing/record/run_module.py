@@ -67,9 +67,11 @@ def input_shapes(inputs: object) -> list[tuple[int, ...]]:
 def _tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    items = value.values() if isinstance(value, Mapping) else value
-    nested = isinstance(value, Mapping | list | tuple)
-    return [tensor for item in items for tensor in _tensors(item)] if nested else []
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
 
 
 def make_tensor(shape: Sequence[int], dtype: str) -> torch.Tensor:

@@ -1,14 +1,93 @@
-"""State of the tensor-parallel division of one captured layer, for the rules and the emission."""
+"""Where tensor parallelism cuts the values of one captured layer, for the rules and the emission.
+
+A label on the storage of a value says that the byte at flat position p lies in piece
+(p // stride) % units. Reshapes, transposes, slices and pairs that are read as complex numbers are
+views of one storage, so a label survives them without a rule for each: only the dimension that
+carries it differs.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from atoll.tracing.record.node import CallNode, VectorPass
 from atoll.tracing.record.trace import TensorView, Value, ValueSource
-from atoll.tracing.split.labels import ConflictError, Cut, Label, storage_label, view_cut
 from atoll.workload.modelfile import PassSplit, ProductSplit, SplitEntry, Uneven
+
+_PACKED = 3  # queries, keys and values of a joint projection as one dimension: not heads
+
+
+class ConflictError(Exception):
+    """The division of these weights cannot be propagated; they must stay undivided."""
+
+    def __init__(self, origins: frozenset[int]) -> None:
+        super().__init__(origins)
+        self.origins = origins
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    stride: int
+    """Bytes from one piece to the next."""
+    units: int
+    loose: bool
+    """Columns that belong to no head: any part of them may be cut again."""
+    origins: frozenset[int]
+    """Weights whose division caused this label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A label seen through a view: the dimension, and the pieces along it."""
+
+    dim: int
+    units: int
+    loose: bool
+    origins: frozenset[int]
+    block: int = 1
+    """Size of one piece along the dimension."""
+
+
+def view_cut(label: Label, view: TensorView) -> Cut:
+    """The dimension of a view that carries the label."""
+    span = label.stride * label.units
+    dims = [
+        (stride * view.element_bytes, size, index)
+        for index, (size, stride) in enumerate(zip(view.shape, view.strides, strict=True))
+        if size > 1 and stride
+    ]
+    for stride, size, index in dims:
+        reach = stride * size
+        if stride <= label.stride and reach >= span and reach % span == 0:
+            loose = label.loose and reach == span
+            return Cut(index, label.units, loose, label.origins, label.stride // stride)
+    inside = sorted((d for d in dims if label.stride <= d[0] < span), reverse=True)
+    if not inside:
+        raise ConflictError(label.origins)
+    stride, size, index = inside[0]
+    if len(inside) > 1 and size == _PACKED and label.loose:
+        stride, size, index = inside[1]
+    if not label.loose and (stride != label.stride or size != label.units):
+        raise ConflictError(label.origins)
+    return Cut(index, size, label.loose and stride == label.stride, label.origins)
+
+
+def storage_label(cut: Cut, view: TensorView, dim: int) -> Label:
+    """The label of the storage behind a view that is cut along `dim`."""
+    size, stride = view.shape[dim], view.strides[dim] * view.element_bytes
+    if cut.loose:
+        return Label(stride, size, True, cut.origins)
+    if size % (cut.units * cut.block):
+        raise ConflictError(cut.origins)
+    return Label(stride * cut.block, cut.units, False, cut.origins)
+
+
+def merged_cut(a: Cut, b: Cut) -> Cut:
+    """Two cuts of one dimension: the coarser one, with the origins of both."""
+    coarse = a if (a.loose, a.units) <= (b.loose, b.units) else b
+    return replace(coarse, loose=a.loose and b.loose, origins=a.origins | b.origins)
 
 
 class Splits:
@@ -108,17 +187,13 @@ class Splits:
             return None
         units = min(cut.units, self.units.get(value, cut.units))
         units = units if shape[cut.dim] % units == 0 else cut.units
-        return SplitEntry(dim=cut.dim, units=units, uneven=self._uneven(label.origins))
-
-    def _uneven(self, origins: frozenset[int]) -> Uneven:
-        if origins and origins <= self.padded:
-            return "pad"
-        return "replicate" if origins and origins <= self.scarce else "refuse"
+        uneven: Uneven = "replicate" if frozenset() < label.origins <= self.scarce else "refuse"
+        uneven = "pad" if frozenset() < label.origins <= self.padded else uneven
+        return SplitEntry(dim=cut.dim, units=units, uneven=uneven)
 
     def lookup_split(self, table: TensorView) -> SplitEntry | None:
-        if table.value not in self.labels:
-            return None
-        return SplitEntry(dim=0, units=1, uneven="pad")
+        cut = table.value in self.labels
+        return SplitEntry(dim=0, units=1, uneven="pad") if cut else None
 
     def product_split(self, node: CallNode, index: int) -> ProductSplit:
         splits = self.products.get(id(node), [])

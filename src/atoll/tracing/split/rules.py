@@ -7,8 +7,7 @@ from collections.abc import Callable
 from atoll.tracing.record.aten import ZEROS
 from atoll.tracing.record.node import CallNode
 from atoll.tracing.record.trace import TensorView
-from atoll.tracing.split.division import Splits
-from atoll.tracing.split.labels import ConflictError, Cut, merged_cut
+from atoll.tracing.split.division import ConflictError, Cut, Splits, merged_cut
 from atoll.tracing.split.products import attention, convolution, grouped, product, unknown
 
 Rule = Callable[[Splits, CallNode], None]

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from atoll.tracing.record.node import CallNode
 from atoll.tracing.record.segment import Segment
 from atoll.tracing.record.trace import ModuleTrace, ValueSource
-from atoll.tracing.split.division import Splits
-from atoll.tracing.split.labels import ConflictError
+from atoll.tracing.split.division import ConflictError, Splits
 from atoll.tracing.split.products import unknown
 from atoll.tracing.split.rules import RULES, elementwise
 

@@ -55,12 +55,10 @@ def _parallel(graph: GraphBuilder, x: str, attention: str) -> str:
     normed = graph.norm("norm1", x)
     ffn_input = normed if config.one_norm else graph.norm("norm2", x)
     if config.dropout:
-        left = mixer(graph, normed, attention)
-        left = graph.dropout("proj_dropout", left, config.dropout)
+        left = graph.dropout("proj_dropout", mixer(graph, normed, attention), config.dropout)
         right = graph.dropout("fc2_dropout", mlp(graph, ffn_input), config.dropout)
-        return graph.residual(
-            "residual2", right, graph.residual("residual1", left, x, "middle"), "y"
-        )
+        middle = graph.residual("residual1", left, x, "middle")
+        return graph.residual("residual2", right, middle, "y")
     left = mixer(graph, normed, attention, open_end=True)
     right = mlp(graph, ffn_input, open_end=True)
     total = graph.reduced_sum("branches", left, right)

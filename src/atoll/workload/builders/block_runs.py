@@ -52,12 +52,10 @@ def block_runs(
             prefix = "" if name == "block" else name.replace("_block", "") + "."
             blocks: tuple[tuple[str, ModelConfig], ...] = ((prefix, period[0]),)
         else:
-            words = [_label(config, kind) or "block" for kind in period]
             first = "" if name == "block" else name.replace("block", "period") + "."
-            blocks = tuple(
-                (f"{first}{word}{i}.", kind)
-                for i, (word, kind) in enumerate(zip(words, period, strict=True))
-            )
+            words = (_label(config, kind) or "block" for kind in period)
+            labels = (f"{first}{word}{i}." for i, word in enumerate(words))
+            blocks = tuple(zip(labels, period, strict=True))
         runs.append(BlockRun(name, repeat, blocks))
     return tuple(runs)
 

@@ -21,18 +21,18 @@ def mixer(graph: GraphBuilder, x: str, kind: str, *, open_end: bool = False) -> 
     name = graph.config.mixer
     if name == "attention":
         return attention(graph, x, kind, open_end=open_end)
+    bias = _shape(graph).bias
     if name == "attention+mamba2":  # partial sums are added, then reduced once (Falcon-H1)
         left = attention(graph, x, kind, open_end=True)
-        right = _mamba2(graph, x, open_end=True)
+        right = graph.closing("out_proj", _mamba2(graph, x), bias=bias, open_end=True)
         total = graph.reduced_sum("mixers", left, right)
-        biases = ("proj", graph.config.output_bias), ("out_proj", _shape(graph).bias)
-        for linear, biased in biases:
+        for linear, biased in (("proj", graph.config.output_bias), ("out_proj", bias)):
             total = graph.late_bias(linear, total) if biased else total
         return total
-    return _MIXERS[name](graph, x, open_end=open_end)
+    return graph.closing("out_proj", _MIXERS[name](graph, x), bias=bias, open_end=open_end)
 
 
-def _mamba2(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _mamba2(graph: GraphBuilder, x: str) -> str:
     """Dao and Gu, arXiv:2405.21060: one product in, convolution, scan, gated norm, product out."""
     shape = _shape(graph)
     keys = shape.groups * shape.state
@@ -42,11 +42,10 @@ def _mamba2(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     weights = _head_weights(graph, "decay", "skip", "step_bias")
     y = _scan(graph, values, (b, c, step), weights)
     y = graph.gate("scan.gated", y, z, "silu")
-    y = graph.norm("scan_norm", y) if shape.norm else y
-    return _out(graph, y, open_end=open_end)
+    return graph.norm("scan_norm", y) if shape.norm else y
 
 
-def _mamba1(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _mamba1(graph: GraphBuilder, x: str) -> str:
     """Gu and Dao, arXiv:2312.00752, with Jamba's norms: steps, keys and queries come from a narrow
     projection, whose parts every device needs whole."""
     shape = _shape(graph)
@@ -64,10 +63,10 @@ def _mamba1(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     decay = graph.weight("scan.decay", (shape.inner, shape.state), 0, shape.heads)
     skip = graph.weight("scan.skip", (shape.inner,), 0, shape.heads)
     y = _scan(graph, values, (b, c, steps), (decay, skip), enters=(b, c))
-    return _out(graph, graph.gate("scan.gated", y, z, "silu"), open_end=open_end)
+    return graph.gate("scan.gated", y, z, "silu")
 
 
-def _delta(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _delta(graph: GraphBuilder, x: str) -> str:
     """A gated delta net (Yang et al., arXiv:2412.06464): convolved queries, keys and values, a
     scan that overwrites what a key stood for, a norm of each head, a gate."""
     shape = _shape(graph)
@@ -78,11 +77,10 @@ def _delta(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     queries, k, values = _conv(graph, (queries, k, values), "silu")
     weights = _head_weights(graph, "decay", "step_bias")
     y = _scan(graph, values, (k, queries, rate, step), weights, delta=True)
-    y = graph.head_norm("scan_norm", y, shape.head_dim)
-    return _out(graph, graph.gate("scan.gated", y, z, "silu"), open_end=open_end)
+    return graph.gate("scan.gated", graph.head_norm("scan_norm", y, shape.head_dim), z, "silu")
 
 
-def _lightning(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _lightning(graph: GraphBuilder, x: str) -> str:
     """Linear attention with a fixed decay for each head (MiniMax-01, arXiv:2501.08313)."""
     shape = _shape(graph)
     names = ("queries", "keys", "values", "z")
@@ -92,19 +90,18 @@ def _lightning(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
         for name, t in zip(names, inputs, strict=False)
     )
     y = graph.norm("scan_norm", _scan(graph, values, (keys, queries), ()))
-    # tanh stands for the sigmoid
-    return _out(graph, graph.gate("scan.gated", y, z, "tanh"), open_end=open_end)
+    return graph.gate("scan.gated", y, z, "tanh")  # tanh stands for the sigmoid
 
 
-def _short_conv(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _short_conv(graph: GraphBuilder, x: str) -> str:
     """A convolution of a few taps between two gates (LFM2)."""
     width = _shape(graph).inner
     b, c, values = _projected(graph, x, (("b", width), ("c", width), ("values", width)))
     (y,) = _conv(graph, (graph.gate("gated", values, b),), "")
-    return _out(graph, graph.gate("conv.gated", y, c), open_end=open_end)
+    return graph.gate("conv.gated", y, c)
 
 
-_MIXERS: dict[str, Callable[..., str]] = {
+_MIXERS: dict[str, Callable[[GraphBuilder, str], str]] = {
     "mamba2": _mamba2,
     "mamba1": _mamba1,
     "delta": _delta,
@@ -186,7 +183,3 @@ def _scan(
     products = scan_products(graph.tensors[values], graph.tensors[others[0]], chunk, delta=delta)
     graph.run("scan", "scan", (*inputs, *weights), (out,), matmuls=products, vectors=works)
     return out
-
-
-def _out(graph: GraphBuilder, y: str, *, open_end: bool) -> str:
-    return graph.closing("out_proj", y, bias=_shape(graph).bias, open_end=open_end)

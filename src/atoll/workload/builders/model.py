@@ -10,9 +10,15 @@ from atoll.base.errors import AtollError, check_count
 from atoll.workload.builders.block import block
 from atoll.workload.builders.block_runs import BlockRun, block_runs
 from atoll.workload.builders.encoder_decoder import stack_part, stack_parts
-from atoll.workload.builders.ends import build_logits, embedding, head, loss
+from atoll.workload.builders.ends import (
+    build_logits,
+    classifier,
+    embedding,
+    head,
+    loss,
+    patch_embedding,
+)
 from atoll.workload.builders.graph import GraphBuilder
-from atoll.workload.builders.vision import classifier, patch_embedding
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.backward import differentiate
 from atoll.workload.graph.layer import Layer, Model
@@ -33,7 +39,7 @@ def build_model(
 ) -> Model:
     """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
 
-    Alternating blocks become one layer per period, or with `whole_periods` false one layer each,
+    Alternating blocks become one layer per period, or with `merge_periods` false one layer each,
     which then occurs several times. Without `backward` the caller shards, which differentiates.
     """
     length = config.sequence if sequence is None else sequence

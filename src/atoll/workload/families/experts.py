@@ -90,11 +90,7 @@ def ernie(fields: Fields, config: ModelConfig) -> ModelConfig:
     layers = config.layers
     start, interval = fields.count("moe_layer_start_index", 1), fields.size("moe_layer_interval", 1)
     end = fields.get("moe_layer_end_index")
-    stop = (
-        end
-        if isinstance(end, int) and not isinstance(end, bool) and 0 <= end < layers
-        else layers - 1
-    )
+    stop = end if type(end) is int and 0 <= end < layers else layers - 1
     sparse = [i for i in range(start, stop + 1) if (i + 1) % interval == 0]
     dense = tuple(i for i in range(layers) if i not in sparse)
     config = with_experts(fields, config, "num_experts", dense, "moe_intermediate_size")

@@ -13,14 +13,7 @@ from dataclasses import replace
 
 from atoll.base.errors import AtollError
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import (
-    CollectiveKind,
-    Matmul,
-    Operator,
-    Role,
-    TensorCollective,
-    VectorWork,
-)
+from atoll.workload.graph.operator import CollectiveKind, Matmul, Operator, Role, VectorWork
 from atoll.workload.graph.products import data_gradient, keys_gradient, weight_gradient
 from atoll.workload.graph.tape import Tape
 
@@ -223,22 +216,17 @@ def all_reduce(tape: Tape, op: Operator) -> None:
         tape.pass_on(op.reads[0], tape.gradient(op.writes[0]))
 
 
-_CONJUGATES = {
-    CollectiveKind.ALL_GATHER: CollectiveKind.REDUCE_SCATTER,
-    CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_GATHER,
-}
-
-
 def conjugate(tape: Tape, op: Operator) -> None:
     """An all-gather turns into a reduce-scatter, and the other way round."""
     if op.collective is None or not tape.has_gradient(op.writes[0]):
         return  # gathered integers have no gradient
     (x,), (y,) = op.reads, op.writes
     dy = tape.gradient(y)
-    kind = _CONJUGATES[op.collective.kind]
-    collective = TensorCollective(kind, op.collective.bytes, op.collective.group)
-    back = Operator(f"{op.name}.bwd", str(kind), (dy,), (tape.give(x),), collective=collective)
-    tape.insert_early(back)
+    gathers = op.collective.kind is CollectiveKind.ALL_GATHER
+    kind = CollectiveKind.REDUCE_SCATTER if gathers else CollectiveKind.ALL_GATHER
+    back = replace(op.collective, kind=kind)
+    label, writes = f"{op.name}.bwd", (tape.give(x),)
+    tape.insert_early(Operator(label, str(kind), (dy,), writes, collective=back))
 
 
 RULES: dict[str, Rule] = {
@@ -304,7 +292,7 @@ def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
         # What leaves for later layers comes back with the sum of their gradients.
         readers=Counter([*(n for op in layer.forward for n in op.reads), *layer.more_outputs]),
         entering=Counter(name for op in layer.forward for name in op.enters),
-        collectives=(op for op in layer.forward if op.collective is not None),
+        collectives=[op for op in layer.forward if op.collective is not None],
         group=tensor_parallel,
     )
     losses = {n for op in layer.forward if op.kind == "cross_entropy" for n in op.writes}

@@ -240,13 +240,9 @@ class Operator:
     def core(self) -> Core:
         if self.collective is not None:
             return Core.LINK
-        if self.matmuls and self.vectors:
-            return Core.PAIR
         if self.matmuls:
-            return Core.TENSOR
-        if self.vectors:
-            return Core.VECTOR
-        return Core.NONE
+            return Core.PAIR if self.vectors else Core.TENSOR
+        return Core.VECTOR if self.vectors else Core.NONE
 
     @property
     def flops(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from atoll.workload.graph.operator import (
@@ -29,7 +29,7 @@ class Tape:
         tensors: Mapping[str, Tensor],
         readers: Mapping[str, int],
         entering: Mapping[str, int],
-        collectives: Iterable[Operator],
+        collectives: Sequence[Operator],
         group: int,
     ) -> None:
         self.tensors = dict(tensors)
@@ -38,13 +38,10 @@ class Tape:
         self._readers = readers
         self._entering = entering
         self._partials: dict[str, list[str]] = {}
-        self._gathered: dict[str, Operator] = {}
-        self._reduced: dict[str, str] = {}
-        for op in collectives:
-            if op.kind == CollectiveKind.ALL_GATHER:
-                self._gathered[op.writes[0]] = op
-            elif op.kind == CollectiveKind.ALL_REDUCE:
-                self._reduced[op.reads[0]] = op.writes[0]
+        gathers = (op for op in collectives if op.kind == CollectiveKind.ALL_GATHER)
+        sums = (op for op in collectives if op.kind == CollectiveKind.ALL_REDUCE)
+        self._gathered = {op.writes[0]: op for op in gathers}
+        self._reduced = {op.reads[0]: op.writes[0] for op in sums}
         self._shares: dict[str, list[str]] = {}
         self._gathered_again: set[str] = set()
 
