@@ -68,18 +68,14 @@ def step_messages(estimate: Estimate) -> tuple[StepMessage, ...]:
 
 
 def _stage_messages(
-    stepper: Stepper,
-    stage: int,
-    chunks: Sequence[Share],
-    recompute: str,
-    trained: tuple[float, float],
+    stepper: Stepper, stage: int, chunks: Sequence[Share], policy: str, trained: tuple[float, float]
 ) -> Messages:
     """Yield the messages of a device of a stage in a step."""
     layout, microbatches = stepper.layout, stepper.microbatches
     directions = max(1, len(chunks) // layout.rounds)
     for chunk in chunks:
         for cost, count in chunk:
-            for message in layer_messages(stepper, stage, cost, recompute):
+            for message in layer_messages(stepper, stage, cost, policy):
                 yield replace(message, count=message.count * microbatches * count / directions)
     yield from weight_messages(stepper, stage, *trained)
     boundary = max((c.boundary_bytes for part in chunks for c, _ in part if c.is_block), default=0)

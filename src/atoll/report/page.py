@@ -20,15 +20,12 @@ from atoll.report.table_view import table_view
 from atoll.store import StatusAnswer
 
 REPORT = "report.html"
+DrawnAnswer = ReportedAnswer | SweepAnswer | CompareAnswer
 # Forbids all network access of the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def make_view(
-    answer: ReportedAnswer | SweepAnswer | CompareAnswer,
-    folder: Path | None,
-    status: StatusAnswer | None,
-) -> ScriptData:
+def make_view(answer: DrawnAnswer, folder: Path | None, status: StatusAnswer | None) -> ScriptData:
     """Return the page of an answer as its sections (`front/views/page.js` draws them); with a
     search's folder, of every evaluated design."""
     if isinstance(answer, SweepAnswer | CompareAnswer):
@@ -75,10 +72,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_page(
-    answer: ReportedAnswer | SweepAnswer | CompareAnswer,
-    path: Path,
-    folder: Path | None = None,
-    status: StatusAnswer | None = None,
+    answer: DrawnAnswer, path: Path, folder: Path | None = None, status: StatusAnswer | None = None
 ) -> Path:
     """Draw an answer and write the page atomically."""
 

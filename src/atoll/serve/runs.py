@@ -23,7 +23,7 @@ from atoll.front import ScriptData
 from atoll.report.folder import SWEEP, StoredAnswer, open_folder, read_plan, read_sweep
 from atoll.report.page import make_view
 from atoll.serve.columns import Columns, Gatherer
-from atoll.serve.query import Filters, Mask, histograms, passing_mask
+from atoll.serve.query import Mask, histograms, parse_filters, passing_mask
 from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
@@ -130,10 +130,10 @@ class SearchRun:
         with RunReader(self.folder) as reader:
             return reader.design(chip)
 
-    def picture(self, filters: Filters) -> tuple[Columns, Mask]:
+    def picture(self, query: Mapping[str, Sequence[str]]) -> tuple[Columns, Mask]:
         """Return the current designs and the mask of those that pass; recent masks are cached."""
         columns = self.columns
-        return columns, self.mask(columns, filters)
+        return columns, self.mask(columns, parse_filters(query, columns.names))
 
     # --- Watching ---------------------------------------------------------------------------------
 

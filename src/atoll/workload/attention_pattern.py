@@ -26,6 +26,7 @@ from atoll.workload.modelfile import (
 _HALF = 2
 _PROBE = 3  # any number of samples: sizes are compared at it
 _BETWEEN = 3  # vector operators between a product and the softmax
+Entries = tuple[OperatorEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,22 @@ class _Core:
     """The operators of one attention."""
 
     scores: OperatorEntry
-    between: tuple[OperatorEntry, ...]
+    between: Entries
     """Forward vector operators, the one with the softmax last."""
     values: OperatorEntry
     values_gradient: OperatorEntry
     probabilities_gradient: OperatorEntry
-    back: tuple[OperatorEntry, ...]
+    back: Entries
     """Backward vector operators."""
     left_gradient: OperatorEntry
     right_gradient: OperatorEntry
 
     @property
-    def forward(self) -> tuple[OperatorEntry, ...]:
+    def forward(self) -> Entries:
         return (self.scores, *self.between, self.values)
 
     @property
-    def backward(self) -> tuple[OperatorEntry, ...]:
+    def backward(self) -> Entries:
         first = self.values_gradient, self.probabilities_gradient
         return (*first, *self.back, self.left_gradient, self.right_gradient)
 
@@ -125,9 +126,7 @@ def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
     return core if _closed(uses, core, square) else None
 
 
-def _scores(
-    uses: _Uses, softmax: OperatorEntry
-) -> tuple[OperatorEntry, tuple[OperatorEntry, ...]] | None:
+def _scores(uses: _Uses, softmax: OperatorEntry) -> tuple[OperatorEntry, Entries] | None:
     """The product whose result the softmax reads, and the vector operators on the way."""
     chain = [softmax]
     for _ in range(_BETWEEN):
@@ -145,7 +144,7 @@ def _scores(
 
 def _scores_gradients(
     uses: _Uses, derivative: OperatorEntry, square: int
-) -> tuple[tuple[OperatorEntry, ...], list[OperatorEntry]] | None:
+) -> tuple[Entries, list[OperatorEntry]] | None:
     """The vector operators behind the softmax's derivative, and the two products that end it."""
     chain = [derivative]
     for _ in range(_BETWEEN):
@@ -254,7 +253,7 @@ def _products(operators: Iterable[OperatorEntry], fraction: float) -> tuple[Matm
     return tuple(product.model_copy(update={"fraction": fraction}) for product in products)
 
 
-def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[VectorEntry, ...]:
+def _vectors(operators: Entries, fraction: float) -> tuple[VectorEntry, ...]:
     """Vector work without masked columns; scale and mask are free in a product's epilogue."""
     works = (v for op in operators for v in op.vectors if v.function not in ("mul", "add"))
 

@@ -17,6 +17,8 @@ from atoll.workload.graph.operator import Operator, Role, VectorWork, once, repl
 JOINT_FAMILIES = ("gpt2", "gpt_neox", "bloom", "phi3", "modernbert", "qwen")
 """Families whose modules compute queries, keys and values in one product (transformers 5.17)."""
 WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+Pass = tuple[Operator, ...]
+Readers = dict[str, list[Operator]]
 
 
 def joined(layer: Layer) -> Layer:
@@ -88,9 +90,7 @@ def _join(layer: Layer, group: list[Operator]) -> Layer:
     return replace(layer, forward=forward, backward=_bias_sums(layer, summed, group))
 
 
-def _bias_sums(
-    layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
-) -> tuple[Operator, ...]:
+def _bias_sums(layer: Layer, operators: Pass, group: Sequence[Operator]) -> Pass:
     """Join the bias gradients of a group into one sum over the tokens."""
     vectors = [n for op in group for n in op.reads if len(layer.tensors[n].shape) == 1]
     biases = {f"d{n}" for n in vectors if layer.tensors[n].role is Role.WEIGHT}
@@ -125,15 +125,13 @@ def _together(group: Sequence[Operator]) -> Operator:
     )
 
 
-def _summed(
-    operators: tuple[Operator, ...], group: Sequence[Operator]
-) -> tuple[Operator, ...] | None:
+def _summed(operators: Pass, group: Sequence[Operator]) -> Pass | None:
     """Replace the group's data gradients by one that computes their sum, and drop the additions.
     None if they are not summed."""
     parts = [op.writes[0] for op in group]
     if any(len(op.writes) != 1 for op in group):
         return None
-    readers: dict[str, list[Operator]] = {}
+    readers: Readers = {}
     for op in operators:
         for name in op.reads:
             readers.setdefault(name, []).append(op)
@@ -157,11 +155,8 @@ def _product(group: Sequence[Operator], result: str) -> Operator:
 
 
 def _read_together(
-    operators: tuple[Operator, ...],
-    group: Sequence[Operator],
-    parts: Sequence[str],
-    readers: dict[str, list[Operator]],
-) -> tuple[Operator, ...] | None:
+    operators: Pass, group: Sequence[Operator], parts: Sequence[str], readers: Readers
+) -> Pass | None:
     """If one kernel sums the parts, let it read their sum instead."""
     users = [readers.get(part, []) for part in parts]
     if any(len(ops) != 1 for ops in users) or len({ops[0].name for ops in users}) != 1:
@@ -179,7 +174,7 @@ def _adds(op: Operator) -> bool:
     return bool(op.vectors) and not op.matmuls and {v.function for v in op.vectors} == {"add"}
 
 
-def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
+def _root(name: str, readers: Readers) -> Operator | None:
     """Return the last addition that a tensor goes through; None if it is not only added."""
     root = None
     while len(adders := readers.get(name, [])) == 1 and _adds(adders[0]):
@@ -190,9 +185,7 @@ def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
     return root
 
 
-def _tree(
-    root: Operator, operators: Sequence[Operator], readers: dict[str, list[Operator]]
-) -> tuple[list[str], set[str]]:
+def _tree(root: Operator, operators: Pass, readers: Readers) -> tuple[list[str], set[str]]:
     """Return the summands of a tree of additions, and the names of the additions."""
     makers = {name: op for op in operators for name in op.writes}
     leaves: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any
 from atoll.tracing.emit.cluster import cluster
 from atoll.tracing.emit.kernel import eager_steps, kernel_kind, kernel_passes
 from atoll.tracing.emit.value_pieces import Parts
-from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
+from atoll.tracing.record.node import CallNode, NodeKind, Nodes, VectorPass
 from atoll.tracing.record.segment import Segment
 from atoll.tracing.record.trace import ModuleTrace, TensorView, Value, ValueSource
 from atoll.tracing.split.division import Splits
@@ -31,8 +31,8 @@ class Emission:
 
     segment: Segment
     trace: ModuleTrace
-    forward: Sequence[CallNode]
-    backward: Sequence[CallNode]
+    forward: Nodes
+    backward: Nodes
     outside: set[int]
     """Values that other layers read, or that the step ends with."""
     splits: Splits
@@ -186,11 +186,7 @@ class Emission:
         return operators
 
     def _operator(
-        self,
-        group: list[CallNode],
-        reads: list[TensorView],
-        writes: list[TensorView],
-        backward: bool,
+        self, group: Nodes, reads: list[TensorView], writes: list[TensorView], backward: bool
     ) -> list[OperatorEntry]:
         name = self._operator_name(group, backward)
         if group[0].lookup_table is not None:
@@ -226,7 +222,7 @@ class Emission:
         split = self.splits.product_split(node, index)
         return MatmulEntry(**sizes, fraction=product.fraction, split=split)
 
-    def _row_sums(self, group: list[CallNode], label: str) -> list[OperatorEntry]:
+    def _row_sums(self, group: Nodes, label: str) -> list[OperatorEntry]:
         """All-reduce of two numbers per row, for a softmax over columns that are cut."""
         nodes = [node for node in group if id(node) in self.splits.rows_summed]
         if not nodes or nodes[0].call.backward:
@@ -250,7 +246,7 @@ class Emission:
     def _all_parts(self, view: TensorView) -> list[str]:
         return self.tensor(self._flat_view(view.value))
 
-    def _operator_name(self, group: list[CallNode], backward: bool) -> str:
+    def _operator_name(self, group: Nodes, backward: bool) -> str:
         call = group[-1].call
         path = call.path.removeprefix(self.segment.prefix)
         inside = f"{call.path}." != self.segment.prefix

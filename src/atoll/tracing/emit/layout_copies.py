@@ -7,16 +7,13 @@ of layout elsewhere, and is left out here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from atoll.tracing.record.node import CallNode, NodeKind
+from atoll.tracing.record.node import CallNode, NodeKind, Nodes
 from atoll.tracing.record.trace import TensorView
 
 
-def without_layout_copies(
-    forward: Sequence[CallNode], backward: Sequence[CallNode]
-) -> tuple[list[CallNode], list[CallNode]]:
+def without_layout_copies(forward: Nodes, backward: Nodes) -> tuple[list[CallNode], list[CallNode]]:
     """Drop layout copies of attention outputs: attention writes to the target of the copy."""
     attention = (node for node in forward if node.kind is NodeKind.ATTENTION and node.outs)
     attention_nodes = {node.outs[0].value: node for node in attention}

@@ -9,10 +9,10 @@ products read is left alone: whether to recompute that is for the search to deci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from atoll.tracing.record.node import CallNode, NodeKind
+from atoll.tracing.record.node import CallNode, NodeKind, Nodes
 from atoll.tracing.record.trace import TensorView, Value
 
 _RANDOM = ("native_dropout", "_fused_dropout", "bernoulli", "rand_like", "uniform", "normal")
@@ -63,10 +63,7 @@ class _SavedValues:
 
 
 def rematerialise(
-    forward: Sequence[CallNode],
-    backward: Sequence[CallNode],
-    values: list[Value],
-    entering: set[int],
+    forward: Nodes, backward: Nodes, values: list[Value], entering: set[int]
 ) -> list[CallNode]:
     """The backward pass with element-wise operators run again where that saves memory."""
     makers = {view.value: node for node in forward for view in node.outs}
@@ -90,9 +87,7 @@ def rematerialise(
     return _with_reruns(backward, state, values)
 
 
-def _with_reruns(
-    backward: Sequence[CallNode], state: _SavedValues, values: list[Value]
-) -> list[CallNode]:
+def _with_reruns(backward: Nodes, state: _SavedValues, values: list[Value]) -> list[CallNode]:
     result: list[CallNode] = []
     rerun_numbers: dict[tuple[int, str], int] = {}
     backward_outputs = {view.value for node in backward for view in node.outs}

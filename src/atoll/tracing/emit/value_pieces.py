@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.tracing.record.node import CallNode
+from atoll.tracing.record.node import Nodes
 from atoll.tracing.record.trace import TensorView, Value, ValueSource
 
 Region = tuple[int, tuple[tuple[int, int], ...]]
@@ -46,9 +46,7 @@ class Piece:
 class Parts:
     """The pieces of every value of a layer."""
 
-    def __init__(
-        self, nodes: Sequence[CallNode], values: Sequence[Value], undivided: set[int]
-    ) -> None:
+    def __init__(self, nodes: Nodes, values: Sequence[Value], undivided: set[int]) -> None:
         self._values = values
         partial_regions: dict[int, dict[Region, TensorView]] = {}
         self._shapes: dict[int, TensorView] = {}

@@ -14,6 +14,10 @@ _SHAPE_OPS = ("Shape", "Size", "Gather", "Slice", "Cast", "Sqrt", "Div", "Recipr
               "Squeeze", "Unsqueeze")  # fmt: skip
 
 
+Match = tuple[OnnxNode, OnnxNode]
+"""The last node of a group, and the node that stands for the group."""
+
+
 @dataclass
 class _Search:
     """Index of a graph for pattern search."""
@@ -90,7 +94,7 @@ def _group(last: OnnxNode, op: str, inputs: tuple[str, ...], **attributes: objec
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _attention(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _attention(search: _Search, softmax: OnnxNode) -> Match | None:
     """softmax(scale * q k^T + mask) v; scales lie in front of the product or behind it."""
     default = -1 if search.graph.opset >= 13 else 1
     if softmax.attributes.get("axis", default) not in (-1, 3):
@@ -186,7 +190,7 @@ def _after(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, str] | None:
             return None
 
 
-def _linear(search: _Search, product: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _linear(search: _Search, product: OnnxNode) -> Match | None:
     """A product with a weight, and a bias behind it."""
     weight = search.graph.initializers.get(product.inputs[1])
     plus = search.only_reader(product.outputs[0])
@@ -202,13 +206,13 @@ def _linear(search: _Search, product: OnnxNode) -> tuple[OnnxNode, OnnxNode] | N
 # --- activations ----------------------------------------------------------------------------------
 
 
-def _erf_gelu(search: _Search, erf: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _erf_gelu(search: _Search, erf: OnnxNode) -> Match | None:
     """x / 2 * (1 + erf(x / sqrt 2)), in any order of its factors."""
     x, gate = search.scaled(erf.inputs[0]), _plus_1(search, erf)
     return None if x == erf.inputs[0] or not gate else _half_times(search, x, gate, "none")
 
 
-def _tanh_gelu(search: _Search, tanh: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _tanh_gelu(search: _Search, tanh: OnnxNode) -> Match | None:
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     inner, gate = search.scaled(tanh.inputs[0]), _plus_1(search, tanh)
     scale, total = search.makers.get(tanh.inputs[0]), search.makers.get(inner)
@@ -238,9 +242,7 @@ def _plus_1(search: _Search, node: OnnxNode) -> str:
     return plus.outputs[0]
 
 
-def _half_times(
-    search: _Search, x: str, gate: str, approximate: str
-) -> tuple[OnnxNode, OnnxNode] | None:
+def _half_times(search: _Search, x: str, gate: str, approximate: str) -> Match | None:
     """(x / 2) * gate, (x * gate) / 2 or x * (gate / 2)."""
     halved = False
     name, multiplied = gate, False
@@ -263,7 +265,7 @@ def _half_times(
     return last, _group(last, "Gelu", (x,), approximate=approximate)
 
 
-def _silu(search: _Search, sigmoid: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _silu(search: _Search, sigmoid: OnnxNode) -> Match | None:
     """x * sigmoid(x)."""
     x = sigmoid.inputs[0]
     times = search.only_reader(sigmoid.outputs[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from atoll.files.yamlfile import shipped_table
 from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
@@ -64,18 +65,13 @@ def call_node(call: OperatorCall) -> CallNode:
         floating = over.floating or call.outs[0].floating
         work = (VectorPass(ELEMENTWISE[name], over),) if floating else ()
         return _node(call, NodeKind.ELEMENTWISE, passes=work)
-    return replace(_node(call, NodeKind.ROWS, passes=(VectorPass("add", over),)), in_table=False)
+    return _node(call, NodeKind.ROWS, passes=(VectorPass("add", over),), in_table=False)
 
 
-def _node(
-    call: OperatorCall,
-    kind: NodeKind,
-    *,
-    matmuls: tuple[Matmul, ...] = (),
-    passes: tuple[VectorPass, ...] = (),
-) -> CallNode:
-    ins = [view for view in call.ins if view.elements]
-    return CallNode(call, kind, ins, [v for v in call.outs if v.elements], matmuls, passes)
+def _node(call: OperatorCall, kind: NodeKind, **work: Any) -> CallNode:
+    """Return a node; `work`: further fields of `CallNode`."""
+    ins, outs = ([view for view in views if view.elements] for views in (call.ins, call.outs))
+    return CallNode(call, kind, ins, outs, **work)
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -115,7 +111,7 @@ def _grouped(call: OperatorCall) -> CallNode:
     else:
         groups, m, k = a.shape
         product, dealt = Matmul(groups, m, -(-b.shape[1] // groups), k), ("n", b.shape[1])
-    return replace(_node(call, NodeKind.PRODUCT, matmuls=(product,)), grouped_rows=dealt)
+    return _node(call, NodeKind.PRODUCT, matmuls=(product,), grouped_rows=dealt)
 
 
 def _convolution(call: OperatorCall) -> CallNode:
@@ -187,7 +183,7 @@ def _layer_norm(call: OperatorCall) -> CallNode:
 
 def _embedding(call: OperatorCall) -> CallNode:
     table = call.outs[0] if call.op.endswith("_backward") else call.ins[0]
-    return replace(_node(call, NodeKind.MOVE), lookup_table=table)
+    return _node(call, NodeKind.MOVE, lookup_table=table)
 
 
 _SPECIAL: dict[str, Callable[[OperatorCall], CallNode]] = {

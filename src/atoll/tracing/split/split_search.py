@@ -9,9 +9,7 @@ residual addition), the weights that led there stay whole and the walk begins an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from atoll.tracing.record.node import CallNode
+from atoll.tracing.record.node import Nodes
 from atoll.tracing.record.segment import Segment
 from atoll.tracing.record.trace import ModuleTrace, ValueSource
 from atoll.tracing.split.division import ConflictError, Splits
@@ -20,9 +18,8 @@ from atoll.tracing.split.rules import RULES, elementwise
 
 
 def find_splits(
-    forward: Sequence[CallNode], backward: Sequence[CallNode], trace: ModuleTrace, segment: Segment,
-    outside: set[int],
-) -> Splits:  # fmt: skip
+    forward: Nodes, backward: Nodes, trace: ModuleTrace, segment: Segment, outside: set[int]
+) -> Splits:
     """Find the division of a layer that keeps the most weights cut."""
     banned: frozenset[int] = frozenset()
     leaving = {*outside, *segment.leaving} - set(trace.gradient_weights)
@@ -55,9 +52,7 @@ def find_splits(
         return splits
 
 
-def _walk(
-    splits: Splits, forward: Sequence[CallNode], backward: Sequence[CallNode], leaving: set[int]
-) -> None:
+def _walk(splits: Splits, forward: Nodes, backward: Nodes, leaving: set[int]) -> None:
     """Propagate cuts through both passes; values that leave the layer are complete."""
     for nodes, splits.backward in ((forward, False), (backward, True)):
         for node in nodes:

@@ -17,18 +17,19 @@ def block(graph: GraphBuilder, x: str, attention: str) -> str:
     if config.mixer != "none":
         normed = x if config.bare_first else _opened(graph, "norm1", x)
         branch = mixer(graph, normed, attention)
-        x = _closed(graph, branch, normed if config.norm_residual else x, "proj", 1)
+        x = close_branch(graph, branch, normed if config.norm_residual else x, "proj", 1)
     if not config.ffn:
         return x
     normed = _opened(graph, "norm2", x)
-    return _closed(graph, mlp(graph, normed), normed if config.norm_residual else x, "fc2", 2)
+    source = normed if config.norm_residual else x
+    return close_branch(graph, mlp(graph, normed), source, "fc2", 2)
 
 
 def _opened(graph: GraphBuilder, name: str, x: str) -> str:
     return graph.norm(name, x) if graph.config.opening_norms else x
 
 
-def _closed(graph: GraphBuilder, branch: str, x: str, linear: str, number: int) -> str:
+def close_branch(graph: GraphBuilder, branch: str, x: str, linear: str, number: int) -> str:
     """Add norm, scale, dropout and residual addition after a branch's last linear."""
     config = graph.config
     if config.branch_norms:

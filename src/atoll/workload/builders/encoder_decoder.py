@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from atoll.workload.builders.attention import attention as build_attention
+from atoll.workload.builders.block import close_branch
 from atoll.workload.builders.ends import embedding
 from atoll.workload.builders.graph import HALF, GraphBuilder
 from atoll.workload.builders.mlp import mlp
@@ -57,10 +58,11 @@ def stack_part(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, st
     x = embedding(graph)[1] if begins else graph.stream("x", config.hidden)
     graph.owner = f"{part.name}."
     positions = _positions(graph, part, attention)
-    y = _self_attention(graph, x, positions, attention)
+    branch = build_attention(graph, graph.norm("norm1", x), attention, positions=positions)
+    y = close_branch(graph, branch, x, "proj", 1)
     for source in encoded:
         y = _cross_attention(graph, y, source, attention)
-    y = _feed_forward(graph, y)
+    y = close_branch(graph, mlp(graph, graph.norm("norm2", y)), y, "fc2", 2)
     if part.last and not part.decoder:
         y = graph.norm("final_norm", y)
         y = graph.dropout("final_dropout", y, config.inner_dropout)
@@ -86,12 +88,6 @@ def _positions(graph: GraphBuilder, part: Part, attention: str) -> str:
     return positions
 
 
-def _self_attention(graph: GraphBuilder, x: str, positions: str, attention: str) -> str:
-    branch = build_attention(graph, graph.norm("norm1", x), attention, positions=positions)
-    branch = graph.dropout("proj_dropout", branch, graph.config.dropout)
-    return graph.residual("residual1", branch, x, "middle")
-
-
 def _cross_attention(graph: GraphBuilder, x: str, encoded: str, attention: str) -> str:
     """Queries of the decoder over all that the encoder wrote."""
     config = graph.config
@@ -101,9 +97,3 @@ def _cross_attention(graph: GraphBuilder, x: str, encoded: str, attention: str) 
     y = graph.residual("residual", branch, x, "middle")
     graph.prefix, graph.config = "", config
     return y
-
-
-def _feed_forward(graph: GraphBuilder, x: str) -> str:
-    branch = mlp(graph, graph.norm("norm2", x))
-    branch = graph.dropout("fc2_dropout", branch, graph.config.dropout)
-    return graph.residual("residual2", branch, x, "y")

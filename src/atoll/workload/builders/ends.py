@@ -77,7 +77,7 @@ def build_logits(graph: GraphBuilder, x: str) -> str:
     shape, biased = (config.word_width, config.vocab), config.mlm_head or config.head_bias
     weight = graph.weight(f"{table}.weight", shape, 1, uneven=Uneven.PAD)
     biases = graph.bias("decoder", logits, "n") if biased else ()
-    graph.product("logits", x, (weight,), biases, (logits,), "n")
+    graph.product("logits", x, (weight, *biases), (logits,), "n")
     if config.logit_scale:
         logits = graph.scale("logits.scale", logits)
     if not config.logit_cap:

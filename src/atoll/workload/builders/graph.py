@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.operator import (
+    Names,
     Operator,
     Region,
     Role,
@@ -110,9 +111,7 @@ class GraphBuilder:
         )
         return name
 
-    def run(
-        self, name: str, kind: str, reads: tuple[str, ...], writes: tuple[str, ...], **work: Any
-    ) -> None:
+    def run(self, name: str, kind: str, reads: Names, writes: Names, **work: Any) -> None:
         """Write an operator; `work`: further fields of `Operator`."""
         self.operators.append(Operator(self.prefixed(name), kind, reads, writes, **work))
 
@@ -155,30 +154,25 @@ class GraphBuilder:
         else:
             weight = self.weight(label, shape, division[0], division[1].units, division[1].uneven)
         biases = self.bias(name, out, split) if bias else ()
-        return self.product(name, x, (weight,), biases, (out,), split, inside=inside)
+        return self.product(name, x, (weight, *biases), (out,), split, inside=inside)
 
-    def bias(self, name: str, out: str, split: str) -> tuple[str, ...]:
+    def bias(self, name: str, out: str, split: str) -> Names:
         t, where = self.tensors[out], 0 if split == "n" else None
         return (self.weight(f"{name}.bias", t.shape[-1:], where, t.units, t.uneven),)
 
     def product(
-        self,
-        name: str,
-        x: str,
-        weights: tuple[str, ...],
-        biases: tuple[str, ...],
-        outs: tuple[str, ...],
-        split: str,
-        *,
-        inside: bool = False,
+        self, name: str, x: str, weights: Names, outs: Names, split: str, *, inside: bool = False
     ) -> str:
-        """One product of x with its weights side by side; `inside` a tensor-parallel region it
-        neither opens nor closes one (the linears of an expert, the end of a parallel branch)."""
-        matmul = linear_product(self.tensors[x], [self.tensors[w] for w in weights], split)
+        """One product of x with its weights (matrices, then biases) side by side; `inside` a
+        tensor-parallel region it neither opens nor closes one (the linears of an expert, the end of
+        a parallel branch)."""
+        matrices = [t for t in map(self.tensors.__getitem__, weights) if len(t.shape) > 1]
+        matmul = linear_product(self.tensors[x], matrices, split)
         region = Region.TENSOR if split == "n" else self.tensors[outs[0]].split
-        vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biases else ()
+        biased = len(matrices) < len(weights)
+        vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biased else ()
         enters = (x,) if split == "n" and not inside else ()
-        exits, reads = split == "k" and not inside, (x, *weights, *biases)
+        exits, reads = split == "k" and not inside, (x, *weights)
         work = {"matmuls": (matmul,), "vectors": vectors}
         self.run(name, "linear", reads, outs, enters=enters, exits=exits, **work)
         return outs[0]
@@ -196,7 +190,7 @@ class GraphBuilder:
             weights.append(self.weight(f"{part}.weight", (hidden, width), 1, units, uneven))
             outs.append(self.columns(part, width, units, uneven))
             biases += self.bias(part, outs[-1], "n") if bias else ()
-        self.product(name, x, tuple(weights), tuple(biases), tuple(outs), "n")
+        self.product(name, x, (*weights, *biases), tuple(outs), "n")
         return outs
 
     def closing(self, name: str, x: str, *, bias: bool, open_end: bool) -> str:

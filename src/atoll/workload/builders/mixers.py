@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from atoll.workload.builders.attention import attention
 from atoll.workload.builders.graph import GraphBuilder
 from atoll.workload.families.model_config import StateSpace
-from atoll.workload.graph.operator import Region, Uneven, VectorWork
+from atoll.workload.graph.operator import Names, Region, Uneven, VectorWork
 from atoll.workload.graph.products import scan_products
 
 
@@ -62,7 +62,7 @@ def _mamba1(graph: GraphBuilder, x: str) -> str:
     graph.linear("step_proj", step, steps, bias=True, split="n")
     decay = graph.weight("scan.decay", (shape.inner, shape.state), 0, shape.heads)
     skip = graph.weight("scan.skip", (shape.inner,), 0, shape.heads)
-    y = _scan(graph, values, (b, c, steps), (decay, skip), enters=(b, c))
+    y = _scan(graph, values, (b, c, steps), (decay, skip))
     return graph.gate("scan.gated", y, z, "silu")
 
 
@@ -153,24 +153,19 @@ def _conv(graph: GraphBuilder, inputs: tuple[str, ...], function: str) -> list[s
 
 
 def _scan(
-    graph: GraphBuilder,
-    values: str,
-    others: tuple[str, ...],
-    weights: tuple[str, ...],
-    *,
-    enters: tuple[str, ...] = (),
-    delta: bool = False,
+    graph: GraphBuilder, values: str, others: Names, weights: Names, *, delta: bool = False
 ) -> str:
     """The scan itself: `others` are the keys, the queries, then what sets decays and steps."""
     shape = _shape(graph)
     out = graph.like("scan", values)
     chunk = min(shape.chunk, graph.sequence)
-    inputs = values, *others
+    reads = values, *others, *weights
     if not chunk:  # token by token: decay, product with the value, sum, product with the query
         cols = shape.inner * shape.state
         names = ("exp", "mul", "mul", "add", "mul", "add")
         works = tuple(VectorWork(n, graph.tokens, cols, Region.TENSOR) for n in names)
-        graph.run("scan", "scan", (*inputs, *weights), (out,), vectors=works, enters=enters)
+        # Keys and queries, not cut by heads, are whole on every device.
+        graph.run("scan", "scan", reads, (out,), vectors=works, enters=others[:2])
         return out
     # Decays within a chunk lie over its triangle of scores; states are handed from chunk to chunk.
     triangle = shape.heads * (chunk + 1) // 2
@@ -181,5 +176,5 @@ def _scan(
     states = shape.inner * shape.state
     works += tuple(VectorWork(n, rows, states, Region.TENSOR) for n in ("mul", "add"))
     products = scan_products(graph.tensors[values], graph.tensors[others[0]], chunk, delta=delta)
-    graph.run("scan", "scan", (*inputs, *weights), (out,), matmuls=products, vectors=works)
+    graph.run("scan", "scan", reads, (out,), matmuls=products, vectors=works)
     return out

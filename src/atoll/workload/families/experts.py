@@ -24,13 +24,9 @@ def experts(
 
 
 def with_experts(
-    fields: Fields,
-    config: ModelConfig,
-    experts_name: str,
-    dense: tuple[int, ...] = (),
-    width_name: str = "intermediate_size",
+    fields: Fields, config: ModelConfig, experts_name: str, dense: tuple[int, ...], width: str
 ) -> ModelConfig:
-    """Experts of `width_name` columns in all but the `dense` blocks."""
+    """Experts of `width` columns, a field's name, in all but the `dense` blocks."""
     experts = fields.size(experts_name)
     chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
@@ -42,7 +38,7 @@ def with_experts(
         config,
         experts=experts,
         experts_per_token=chosen,
-        ffn=fields.size(width_name),
+        ffn=fields.size(width),
         dense_layers=dense,
         dense_ffn=config.ffn if dense else 0,
     )

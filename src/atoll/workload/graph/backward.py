@@ -7,7 +7,6 @@ operators read.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -282,19 +281,7 @@ def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
     `tensor_parallel` is the group over which the gradients of what enters a tensor-parallel region
     are summed; collectives of the forward pass turn into their conjugates.
     """
-    forward_only = {
-        name: tensor
-        for name, tensor in layer.tensors.items()
-        if tensor.role not in (Role.ACTIVATION_GRADIENT, Role.WEIGHT_GRADIENT)
-    }
-    tape = Tape(
-        tensors=forward_only,
-        # What leaves for later layers comes back with the sum of their gradients.
-        readers=Counter([*(n for op in layer.forward for n in op.reads), *layer.more_outputs]),
-        entering=Counter(name for op in layer.forward for name in op.enters),
-        collectives=[op for op in layer.forward if op.collective is not None],
-        group=tensor_parallel,
-    )
+    tape = Tape(layer, tensor_parallel)
     losses = {n for op in layer.forward if op.kind == "cross_entropy" for n in op.writes}
     for name in (layer.output, *layer.more_outputs):
         if name not in losses:
@@ -306,7 +293,7 @@ def differentiate(layer: Layer, tensor_parallel: int = 1) -> Layer:
                 "(fusing comes last, after sharding and differentiating)"
             )
         RULES[op.kind](tape, op)
-    for name, tensor in forward_only.items():
+    for name, tensor in layer.tensors.items():
         if tensor.role is Role.WEIGHT:
             tape.weight_gradient(name)
     for name in (layer.input, *layer.more_inputs):

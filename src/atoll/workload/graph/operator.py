@@ -21,9 +21,10 @@ class _Named(Protocol):
 
 
 N = TypeVar("N", bound=_Named)
+Names = tuple[str, ...]
 
 
-def once(names: Iterable[str]) -> tuple[str, ...]:
+def once(names: Iterable[str]) -> Names:
     """Remove repeated names, keeping the first of each."""
     return tuple(dict.fromkeys(names))
 

@@ -32,18 +32,12 @@ def weight_gradient(forward: Matmul) -> Matmul:
 
 
 def scores_product(
-    batch: int,
-    sequence: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    fraction: float,
-    keys: int = 0,
+    batch: int, sequence: int, heads: int, kv_heads: int, width: int, fraction: float, keys: int = 0
 ) -> Matmul:
     """Q K^T. Query heads that share a key head are rows of one product (grouped queries); `keys`
     where they are not as many as the queries."""
     rows = sequence * (heads // kv_heads)
-    return Matmul(batch * kv_heads, rows, keys or sequence, head_dim, fraction, "batch")
+    return Matmul(batch * kv_heads, rows, keys or sequence, width, fraction, "batch")
 
 
 def values_product(scores: Matmul, value_width: int) -> Matmul:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
 from dataclasses import replace
 
+from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import (
     CollectiveKind,
     Operator,
     Role,
-    Tensor,
     TensorCollective,
     VectorWork,
     pass_over,
@@ -24,22 +24,18 @@ class Tape:
     all-reduce) are not copied: they share one tensor.
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        readers: Mapping[str, int],
-        entering: Mapping[str, int],
-        collectives: Sequence[Operator],
-        group: int,
-    ) -> None:
-        self.tensors = dict(tensors)
+    def __init__(self, layer: Layer, group: int) -> None:
+        values = (Role.ACTIVATION, Role.WEIGHT)
+        self.tensors = {name: t for name, t in layer.tensors.items() if t.role in values}
         self.operators: list[Operator] = []
         self.group = group
-        self._readers = readers
-        self._entering = entering
+        reads = (name for op in layer.forward for name in op.reads)
+        # What leaves for later layers comes back with the sum of their gradients.
+        self._readers = Counter([*reads, *layer.more_outputs])
+        self._entering = Counter(name for op in layer.forward for name in op.enters)
         self._partials: dict[str, list[str]] = {}
-        gathers = (op for op in collectives if op.kind == CollectiveKind.ALL_GATHER)
-        sums = (op for op in collectives if op.kind == CollectiveKind.ALL_REDUCE)
+        gathers = (op for op in layer.forward if op.kind == CollectiveKind.ALL_GATHER)
+        sums = (op for op in layer.forward if op.kind == CollectiveKind.ALL_REDUCE)
         self._gathered = {op.writes[0]: op for op in gathers}
         self._reduced = {op.reads[0]: op.writes[0] for op in sums}
         self._shares: dict[str, list[str]] = {}
