@@ -125,8 +125,7 @@ class Splits:
         return self.is_weight(view) and free and not self.backward
 
     def cut(self, view: TensorView) -> Cut | None:
-        label = self.labels.get(view.value)
-        if label is None:
+        if (label := self.labels.get(view.value)) is None:
             return None
         cut = view_cut(label, view)
         units = self.units.get(view.value, cut.units)

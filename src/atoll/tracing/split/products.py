@@ -11,8 +11,7 @@ from atoll.workload.modelfile import ProductSplit
 def unknown(splits: Splits, node: CallNode) -> None:
     """Handle an operator without a rule: all inputs must be undivided."""
     for view in node.ins:
-        cut = splits.cut(view)
-        if cut is not None:
+        if (cut := splits.cut(view)) is not None:
             raise ConflictError(cut.origins)
         splits.reduce_partial(view)
 

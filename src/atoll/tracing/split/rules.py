@@ -116,8 +116,7 @@ def reduction(splits: Splits, node: CallNode) -> None:
     if _pass_partial(splits, node):
         return
     splits.reduce_partials(node.ins)
-    cut = splits.cut(node.ins[0])
-    if cut is None:
+    if (cut := splits.cut(node.ins[0])) is None:
         return
     dims, keeps_dims = _dims(node)
     if cut.dim in dims:
@@ -169,12 +168,11 @@ def lookup(splits: Splits, node: CallNode) -> None:
     table = node.ins[0]
     if splits.may_cut(table) and table.value in splits.tables:
         splits.padded |= splits.cut_weight(table, 0).origins
-    table_cut = splits.cut(table)
-    if table_cut is None:
+    if (cut := splits.cut(table)) is None:
         return
-    if table_cut.dim != 0:
-        raise ConflictError(table_cut.origins)
-    splits.partial[node.outs[0].value] = table_cut.origins
+    if cut.dim != 0:
+        raise ConflictError(cut.origins)
+    splits.partial[node.outs[0].value] = cut.origins
 
 
 def gather(splits: Splits, node: CallNode) -> None:
@@ -184,8 +182,7 @@ def gather(splits: Splits, node: CallNode) -> None:
     splits.reduce_partials(node.ins)
     out = node.outs[0]
     for view in node.ins:
-        cut = splits.cut(view)
-        if cut is None:
+        if (cut := splits.cut(view)) is None:
             continue
         last = len(view.shape) - 1
         if cut.dim != last or view.shape[last] != out.shape[-1] or len(view.shape) < 2:

@@ -43,13 +43,11 @@ def find_splits(
         splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
         try:
             _walk(splits, forward, backward, leaving)
+            return splits
         except ConflictError as conflict:
-            new = conflict.origins - banned
-            if not new:  # nothing left to blame: everything stays whole
+            if conflict.origins <= banned:  # nothing left to blame: everything stays whole
                 return Splits(trace.values)
-            banned |= new
-            continue
-        return splits
+            banned |= conflict.origins
 
 
 def _walk(splits: Splits, forward: Nodes, backward: Nodes, leaving: set[int]) -> None:
@@ -60,9 +58,7 @@ def _walk(splits: Splits, forward: Nodes, backward: Nodes, leaving: set[int]) ->
             if rule is None:
                 rule = elementwise if node.kind == "elementwise" else unknown
             rule(splits, node)
-            for view in node.outs:
-                if view.value in leaving:
-                    label = splits.labels.get(view.value)
-                    if label is not None:
-                        raise ConflictError(label.origins)
-                    splits.reduce_partial(view)
+            for view in (view for view in node.outs if view.value in leaving):
+                if (label := splits.labels.get(view.value)) is not None:
+                    raise ConflictError(label.origins)
+                splits.reduce_partial(view)
