@@ -226,7 +226,7 @@ class Heads:
         return OperatorKey(operator, 2 * self.query_bytes + 2 * self.key_bytes)
 
     def backward(self) -> OperatorKey:
-        """As `workload.graph.backward_rules.flash_attention` has it."""
+        """As `workload.graph.backward.flash_attention` has it."""
         scores, values = self._products()
         products = (
             scores,

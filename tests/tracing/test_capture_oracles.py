@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import atoll  # noqa: E402
 from atoll.tracing.record.trace import TensorView  # noqa: E402
-from atoll.tracing.split.labels import ConflictError, Label, storage_label, view_cut  # noqa: E402
+from atoll.tracing.split.division import ConflictError, Label, storage_label, view_cut  # noqa: E402
 from atoll.workload import prepare  # noqa: E402
 
 from . import modules as m  # noqa: E402

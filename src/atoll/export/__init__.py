@@ -51,8 +51,7 @@ def export(
     **more: Any,
 ) -> LaunchFile:
     """Write the launch file of `target`. `stages`: blocks per model chunk, in model order; `more`:
-    further fields of `LaunchPlan` (precision, method, adapters, steps).
-    """
+    further fields of `LaunchPlan` (precision, method, adapters, steps)."""
     tool = find_tool(target)
     if tool.write is None:
         raise AtollError(f"{tool.name}: launch files of {tool.title} are not written")
@@ -72,12 +71,12 @@ def export_run(
     target: str, run: Run, layout: Layout, whole_run: WholeRun | None = None
 ) -> LaunchFile:
     """Write the launch file of a training run and layout, with the estimated stages.
-    `whole_run`: its steps and its interval between checkpoints, if its length is known.
-    """
-    steps = run.launch and run.launch.steps
+    `whole_run`: its steps and its interval between checkpoints, if its length is known."""
+    steps, tool = run.launch and run.launch.steps, find_tool(target)
     if run.length is not None:
         steps = ceil(run.length.tokens / run.tokens)
-    carried, lost = _carried(find_tool(target).name, run)
+    carried, lost = _carried(tool.name, run)
+    variables = run.launch.variables if run.launch and carried else {}
     launch_file = export(
         target,
         run.model,
@@ -91,36 +90,30 @@ def export_run(
         hides_tensor=run.stack.overlap.tensor_products > 0,
         method="lora" if run.adapters else "sft" if run.fine_tuned else "pretrain",
         adapters=run.adapters,
-        attention=run.attention if run.tool.name == find_tool(target).name else "",
+        attention=run.attention if run.tool.name == tool.name else "",
         loss_chunks=run.stack.loss_chunks,
-        software=_software(find_tool(target), run),
+        software=_software(tool, run),
         save_interval=whole_run and whole_run.interval_steps,
         carried=carried,
-        variables=run.launch.variables if run.launch and carried else {},
+        variables=variables,
         source=run.launch.file if run.launch else "",
         **({"steps": steps} if steps else {}),
     )
-    notes = [*launch_file.notes, *_omission_notes(target, run)]
-    text = launch_file.text
+    notes, text = [*launch_file.notes, *_omission_notes(tool, run)], launch_file.text
     if run.launch and run.launch.editable_lines and run.launch.software == launch_file.target:
         lost = [name for name in lost if not WITH_LAYOUT.search(name)
                 and f"'{name.rpartition('.')[2]}': " not in text]  # fmt: skip
         lines = {line.partition("  #")[0].strip() for line in text.split("\n")}
-        if reset := [
-            name.rstrip(",")
-            for name, line in run.launch.editable_lines.items()
-            if line not in lines
-        ]:
+        edits = run.launch.editable_lines.items()
+        if reset := [name.rstrip(",") for name, line in edits if line not in lines]:
             notes.append(f"Changes of {run.launch.file} that this file does not have: "
                          f"{_listed(reset)}; make them here again.")  # fmt: skip
     if run.launch and lost:
         notes.append(
             f"Not carried over from {run.launch.file}: {_listed(lost)}; add them to this file."
         )
-    variables = run.launch.variables if run.launch and carried else {}
-    if run.launch and (
-        fixed := [n for n, value in variables.items() if value != "" and f"${{{n}:" not in text]
-    ):
+    fixed = [n for n, value in variables.items() if value != "" and f"${{{n}:" not in text]
+    if run.launch and fixed:
         notes.append(f"Variables of {run.launch.file} that this file does not have, because their "
                      f"values are written into it: {_listed(fixed)}.")  # fmt: skip
     return replace(launch_file, notes=tuple(notes))
@@ -156,17 +149,16 @@ def _carried(tool: str, run: Run) -> tuple[dict[str, Any], list[str]]:
     return {name: v for name, v in arguments.items() if name not in lost}, lost
 
 
-def _omission_notes(target: str, run: Run) -> Iterator[str]:
+def _omission_notes(tool: Tool, run: Run) -> Iterator[str]:
     """Yield notes on settings of the estimate that the file does not contain."""
     method = "lora" if run.adapters else "pretrain"
-    default_states = find_tool(target).runs_as(run.precision, method).get("optimizer", "mixed")
+    default_states = tool.runs_as(run.precision, method).get("optimizer", "mixed")
     if run.states.name != default_states:
         yield (
             f"The estimate has {run.states.name} optimizer states, the file those that its tool "
             f"keeps ({default_states}): memory and step differ; --optimizer {default_states} says "
             "what the file takes."
         )
-    tool = find_tool(target)
     stated = {*tool.stated, *LISTED, *f"{tool.overlap or ''} {tool.flags or ''}".split()}
     if run.launch and run.launch.carried and run.launch.software == tool.name:
         fields = run.launch.fields
@@ -206,8 +198,7 @@ def launch_files(
 
 def refusals(run: Run, search: bool = True) -> Callable[[Layout], str | None] | None:
     """Return a function that says why the run's tool cannot run a layout, None if it can. None for
-    tools whose files are not written. In a `search` a model that the tool lacks is an error.
-    """
+    tools whose files are not written. In a `search` a model that the tool lacks is an error."""
     tool = run.tool
     if tool.write is None:
         return None

@@ -24,7 +24,7 @@ from atoll.export.messages import (
 )
 from atoll.files.atomic_file import atomic_files, check_folder
 from atoll.step.orders import SPLIT, passes, route
-from atoll.training.estimate import Estimate, Estimator
+from atoll.training.estimate import Estimate
 from atoll.training.operators.layers import Share
 
 VERSION = "0.0.4"
@@ -81,18 +81,16 @@ def _write_error(path: Path) -> Callable[[str], str]:
 
 
 def _stages(estimate: Estimate) -> Iterator[Iterator[TraceNode]]:
-    _, shares = (estimator := estimate.prices).shares(estimate.layout)
+    _, shares = estimate.prices.shares(estimate.layout)
     for stage, chunks in enumerate(shares):
-        yield _stage(estimate, estimator, stage, chunks, estimate.layout.schedule)
+        yield _stage(estimate, stage, chunks)
 
 
-def _stage(
-    estimate: Estimate, estimator: Estimator, stage: int, chunks: Sequence[Share], order: str
-) -> Iterator[TraceNode]:
+def _stage(estimate: Estimate, stage: int, chunks: Sequence[Share]) -> Iterator[TraceNode]:
     """Yield the nodes of a device of a stage in a step."""
-    layout, policy = estimate.layout, estimate.policies[stage]
+    layout, policy, estimator = estimate.layout, estimate.policies[stage], estimate.prices
     stepper, _ = estimator.shares(layout)
-    microbatches = stepper.microbatches
+    order, microbatches = layout.schedule, stepper.microbatches
     boundary = max((c.boundary_bytes for part in chunks for c, _ in part if c.is_block), default=0)
     sent = StepMessage(stage, "", "pipeline", "send", layout.pp, 1, stepper.sent_bytes(boundary), 1)
     routes = [route(order, layout.pp, len(chunks), i) for i in range(2)]
@@ -107,8 +105,7 @@ def _stage(
             before, after = position - step, position + step
             # Activations have even tags, gradients odd ones.
             tag = 2 * pass_.microbatch * len(stops) + (pass_.kind == "B")
-            if 0 <= before < len(stops) and stops[before][0] != stage:
-                peer = stops[before][0]
+            if 0 <= before < len(stops) and (peer := stops[before][0]) != stage:
                 yield TraceNode(f"{name}.recv", RECEIVED, 0.0, sent, tag + 2 * position, peer)
         for number, (cost, count) in enumerate(chunks[pass_.chunk]):
             f, b, r = stepper.layer_passes(cost, policy)
@@ -123,8 +120,7 @@ def _stage(
                 yield from _message_nodes(label, messages)
         if pass_.kind == "B" and pass_.chunk == 0 and pass_.microbatch < microbatches - 1:
             yield from _message_nodes(name, divided)
-        if pass_.kind != "W" and 0 <= after < len(stops) and stops[after][0] != stage:
-            peer = stops[after][0]
+        if pass_.kind != "W" and 0 <= after < len(stops) and (peer := stops[after][0]) != stage:
             yield TraceNode(f"{name}.send", SENT, 0.0, sent, tag + 2 * after, peer, True)
     yield from _message_nodes("weights", [message for message in weights if message.phase == STEP])
     yield TraceNode("optimizer", COMPUTE, estimate.usual_step.optimizer_s)

@@ -68,18 +68,14 @@ def step_messages(estimate: Estimate) -> tuple[StepMessage, ...]:
 
 
 def _stage_messages(
-    stepper: Stepper,
-    stage: int,
-    chunks: Sequence[Share],
-    recompute: str,
-    trained: tuple[float, float],
-) -> Iterator[StepMessage]:
+    stepper: Stepper, stage: int, chunks: Sequence[Share], policy: str, trained: tuple[float, float]
+) -> Messages:
     """Yield the messages of a device of a stage in a step."""
     layout, microbatches = stepper.layout, stepper.microbatches
     directions = max(1, len(chunks) // layout.rounds)
     for chunk in chunks:
         for cost, count in chunk:
-            for message in layer_messages(stepper, stage, cost, recompute):
+            for message in layer_messages(stepper, stage, cost, policy):
                 yield replace(message, count=message.count * microbatches * count / directions)
     yield from weight_messages(stepper, stage, *trained)
     boundary = max((c.boundary_bytes for part in chunks for c, _ in part if c.is_block), default=0)
@@ -87,9 +83,8 @@ def _stage_messages(
     for direction, phase in ((0, FORWARD), (1, BACKWARD)):
         # A stage sends activations to later stages, gradients to earlier ones.
         arriving = arrivals(layout.schedule, layout.pp, len(chunks))[stage][1 - direction]
-        yield StepMessage(
-            stage, phase, "pipeline", "send", layout.pp, stride, sent, microbatches * arriving
-        )
+        ranks, sends = layout.pp, microbatches * arriving
+        yield StepMessage(stage, phase, "pipeline", "send", ranks, stride, sent, sends)
 
 
 def layer_messages(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> Messages:
@@ -105,9 +100,8 @@ def layer_messages(stepper: Stepper, stage: int, cost: LayerCost, recompute: str
     yield from tensor(BACKWARD, cost.backward_links)
     # If only a share of the blocks is recomputed, every block is charged that share.
     share = {RECOMPUTE: kept.share}
-    yield from (
-        replace(sent, bytes=sent.bytes * kept.share) for sent in tensor(RECOMPUTE, kept.links)
-    )
+    again = tensor(RECOMPUTE, kept.links)
+    yield from (replace(sent, bytes=sent.bytes * kept.share) for sent in again)
     ring_steps = layout.cp - 1
     exchanged, stride = stepper.exchange(cost)
     # In the backward pass, gradients of keys and values are sent with them.
@@ -129,17 +123,17 @@ def layer_messages(stepper: Stepper, stage: int, cost: LayerCost, recompute: str
     gathered = resident_parameters(stepper.run, cost)  # with frozen weights
     for collective in stepper.shared():
         sizes = gathered if collective.gathers else (cost.parameters, cost.expert_parameters)
-        dense, expert = sizes
-        tensor_bytes = collective.dense * dense + collective.expert * expert
         for phase in (FORWARD, BACKWARD) if collective.gathers else (BACKWARD,):
-            yield _data_message(stage, phase, collective, tensor_bytes, 1)
+            yield _data_message(stage, phase, collective, sizes, 1)
 
 
 def _data_message(
-    stage: int, phase: str, collective: SharedCollective, tensor_bytes: float, count: float
+    stage: int, phase: str, shared: SharedCollective, sizes: tuple[float, float], count: float
 ) -> StepMessage:
-    ranks, stride = collective.group, collective.stride
-    return StepMessage(stage, phase, "data", collective.kind, ranks, stride, tensor_bytes, count)
+    """Message of a collective over weights of these sizes, dense ones and experts."""
+    tensor_bytes = shared.dense * sizes[0] + shared.expert * sizes[1]
+    group = shared.group, shared.stride
+    return StepMessage(stage, phase, "data", shared.kind, *group, tensor_bytes, count)
 
 
 def weight_messages(stepper: Stepper, stage: int, dense: float, expert: float) -> Messages:
@@ -148,11 +142,10 @@ def weight_messages(stepper: Stepper, stage: int, dense: float, expert: float) -
     if layout.zero >= 3:
         return
     for collective in stepper.shared():
-        tensor_bytes = collective.dense * dense + collective.expert * expert
         repeats = layout.zero == 2 and (not collective.gathers or stepper.run.stack.regathers)
-        yield _data_message(stage, STEP, collective, tensor_bytes, 1)
+        yield _data_message(stage, STEP, collective, (dense, expert), 1)
         if repeats:  # sharded gradients are reduced after every microbatch
-            yield _data_message(stage, BACKWARD, collective, tensor_bytes, microbatches - 1)
+            yield _data_message(stage, BACKWARD, collective, (dense, expert), microbatches - 1)
 
 
 def check_messages_path(path: Path) -> None:

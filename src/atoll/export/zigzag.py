@@ -56,16 +56,14 @@ def write_zigzag(answer: SearchAnswer, folder: Path) -> tuple[Path, ...]:
     loops = {name: _loops(product, chip) for name, product in products.items()}
     buffer_bytes = next(iter(products.values())).buffer_bytes
     links = {"memory_operand_links": {"O": "O", "W": "I2", "I": "I1"}}
+    mapping = [{"name": "default", **links}] + [
+        {"name": name, "spatial_mapping": n.spatial, "temporal_ordering": n.temporal, **links}
+        for name, n in loops.items()
+    ]
     contents = {
         "accelerator.yaml": _accelerator(chip, buffer_bytes),
-        "workload.yaml": [
-            _layer(number, name, nest) for number, (name, nest) in enumerate(loops.items())
-        ],
-        "mapping.yaml": [{"name": "default", **links}]
-        + [
-            {"name": name, "spatial_mapping": n.spatial, "temporal_ordering": n.temporal, **links}
-            for name, n in loops.items()
-        ],
+        "workload.yaml": [_layer(number, *loop) for number, loop in enumerate(loops.items())],
+        "mapping.yaml": mapping,
     }
     check_folder(folder, tuple(contents))
     paths = tuple(folder / name for name in contents)
@@ -159,23 +157,21 @@ def _accelerator(chip: Accelerator, buffer_bytes: float) -> dict[str, Any]:
     rows = int(chip.core_buffer_bytes / (4 * chip.depth + 4 * chip.width))
     glb_bits = int(8 * chip.glb_bandwidth_Bpc)
     hbm_bits = int(8 * chip.hbm.bandwidth_Bps / chip.clock_Hz)
-    sums = ("tl", "th", "fh", "fl")
+    sums = "tl th fh fl"
     per_mac = float(core_buffer_bytes_per_mac(chip.width, chip.depth))
     mac_J = energy.mac_J + per_mac * energy.core_buffer_J_per_byte
     return {
         "name": "chip",
         "memories": {
-            "weights": _memory(2 * INPUT_BITS, [], INPUT_BITS, {"I2": ("tl", "fh")}),
-            "sums": _memory(2 * SUM_BITS, ["D1"], SUM_BITS, {"O": sums}),
+            "weights": _memory(2 * INPUT_BITS, [], INPUT_BITS, "I2", "tl fh"),
+            "sums": _memory(2 * SUM_BITS, ["D1"], SUM_BITS, "O", sums),
             "core_inputs": _memory(
-                8 * 4 * chip.depth * rows,
-                ["D1", "D2"],
-                2 * chip.depth * INPUT_BITS,
-                {"I1": ("tl", "fh")},
+                8 * 4 * chip.depth * rows, ["D1", "D2"], 2 * chip.depth * INPUT_BITS,
+                "I1", "tl fh",
             ),
             # One set of sums: rows leave as the rows of the next chunk enter.
             "core_sums": _memory(
-                8 * 4 * chip.width * rows, ["D1", "D2"], 2 * chip.width * SUM_BITS, {"O": sums},
+                8 * 4 * chip.width * rows, ["D1", "D2"], 2 * chip.width * SUM_BITS, "O", sums,
                 doubled=False,
             ),
             "glb": _shared(int(8 * buffer_bytes), glb_bits, energy.glb_J_per_byte, doubled=True),
@@ -192,22 +188,15 @@ def _accelerator(chip: Accelerator, buffer_bytes: float) -> dict[str, Any]:
 
 
 def _memory(
-    bits: int,
-    served: list[str],
-    port_bits: int,
-    operands: dict[str, tuple[str, ...]],
-    *,
-    doubled: bool = True,
+    bits: int, served: list[str], port_bits: int, operand: str, ways: str, *, doubled: bool = True
 ) -> dict[str, Any]:
-    """Describe a memory with one port for each direction of each operand. Its energy is part of the
-    array's.
-    """
-    ways = [(operand, way) for operand, all_ in operands.items() for way in all_]
+    """Describe a memory with one port for each direction of its operand. Its energy is part of the
+    array's."""
     ports = [
         _port(number, "read" if way in ("tl", "th") else "write", port_bits, [f"{operand}, {way}"])
-        for number, (operand, way) in enumerate(ways)
+        for number, way in enumerate(ways.split())
     ]
-    return _level(bits, list(operands), served, ports, doubled=doubled, word_pJ=0.0)
+    return _level(bits, [operand], served, ports, doubled=doubled, word_pJ=0.0)
 
 
 def _shared(bits: int, port_bits: int, J_per_byte: float, *, doubled: bool) -> dict[str, Any]:

@@ -55,13 +55,9 @@ def _kind(row: BenchRow) -> str:
     return "experts" if row.job.run.model.experts else "dense"
 
 
-def _size(row: BenchRow) -> str:
-    return next(name for most, name in SIZES if row.parameters < most)
-
-
 GROUPS: dict[str, Callable[[BenchRow], str]] = {
     "kind": _kind,
-    "size": _size,
+    "size": lambda row: next(name for most, name in SIZES if row.parameters < most),
     "precision": lambda row: row.job.run.precision,
     "device": lambda row: row.job.run.gpu.name,
     "source": lambda row: row.row.id.split("-")[0],
@@ -181,10 +177,8 @@ def _errors(values: Iterable[float | None]) -> Errors:
 def _ranked(name: str, row: BenchRow) -> RankedLayout:
     prediction, job = row.prediction(name), row.job
     assert prediction is not None and prediction.time_s is not None and row.row.time_s is not None
-    variant = f"{job.layout} {job.run.attention}"
-    return RankedLayout(
-        layout_group(row.row), variant, row.row.time_s, (prediction.time_s, *prediction.order)
-    )
+    variant, order = f"{job.layout} {job.run.attention}", (prediction.time_s, *prediction.order)
+    return RankedLayout(layout_group(row.row), variant, row.row.time_s, order)
 
 
 def _records(rows: BenchRows) -> Iterator[dict[str, Any]]:

@@ -31,10 +31,6 @@ class Predicted:
     """Tie-breaker of layouts with equal times: the smallest ranks first."""
 
 
-def _nothing() -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Predictor:
     """A program or rule that predicts training steps."""
@@ -44,5 +40,5 @@ class Predictor:
     """Return the prediction of a run, or raise an AtollError with what it cannot express."""
     about: str = ""
     """Description in a sentence."""
-    missing: Callable[[], str] = _nothing
+    missing: Callable[[], str] = lambda: ""
     """Return why it is not available, such as a missing package; "" if it is."""

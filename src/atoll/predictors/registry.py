@@ -12,9 +12,8 @@ from atoll.validation.row_runs import predicted_peak_bytes
 
 def _atoll(job: Asked) -> Predicted:
     estimate = Estimator(job.run).estimate(job.layout)
-    return Predicted(
-        estimate.step.time_s, predicted_peak_bytes(job.counted, estimate.memory), estimate.fits
-    )
+    peak_bytes = predicted_peak_bytes(job.counted, estimate.memory)
+    return Predicted(estimate.step.time_s, peak_bytes, estimate.fits)
 
 
 ATOLL = Predictor("atoll", _atoll, "the estimate of `atoll estimate`, all of a row in words read")

@@ -121,8 +121,7 @@ def _network_s(job: Asked) -> float:
 
 def _spans(run: Run, ranks: int, stride: int) -> list[tuple[int, int, float]]:
     """Return, per level that a group spans: its ranks within a group of the level below, within one
-    of this level, and the bandwidth (of a torus: of all axes).
-    """
+    of this level, and the bandwidth (of a torus: of all axes)."""
     spans, below = [], 1
     levels = run.network.levels
     for level in levels:

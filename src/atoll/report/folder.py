@@ -47,7 +47,10 @@ def open_folder(folder: Path) -> StoredAnswer:
     if (folder / PLAN).exists():
         as_written(folder / PLAN)
         return StoredAnswer(folder, read_plan(folder / PLAN))
-    status = _status(folder)
+    status = None
+    if (folder / FILE).exists():
+        with RunReader(folder) as reader:
+            status = reader.status()
     if not (folder / RESULT).exists():
         raise AtollError(_no_result(folder, status))
     as_written(folder / RESULT)
@@ -79,13 +82,6 @@ def read_sweep(folder: Path) -> SweepAnswer:
     """Read the sweep in a folder; AtollError if it cannot be read."""
     as_written(folder / SWEEP)
     return read_answer(folder / SWEEP, SweepAnswer)
-
-
-def _status(folder: Path) -> StatusAnswer | None:
-    if not (folder / FILE).exists():
-        return None
-    with RunReader(folder) as reader:
-        return reader.status()
 
 
 def _no_result(folder: Path, status: StatusAnswer | None) -> str:

@@ -15,24 +15,19 @@ from atoll.files.atomic_file import atomic_files, check_place
 from atoll.front import ScriptData, bundle, text
 from atoll.report.folder import SWEEP, ReportedAnswer, open_folder, read_sweep
 from atoll.report.plan_view import plan_view
-from atoll.report.search_view import search_view
+from atoll.report.search_view import search_view, wafer_view
 from atoll.report.table_view import table_view
-from atoll.report.wafer_view import wafer_view
 from atoll.store import StatusAnswer
 
 REPORT = "report.html"
+DrawnAnswer = ReportedAnswer | SweepAnswer | CompareAnswer
 # Forbids all network access of the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def make_view(
-    answer: ReportedAnswer | SweepAnswer | CompareAnswer,
-    folder: Path | None,
-    status: StatusAnswer | None,
-) -> ScriptData:
+def make_view(answer: DrawnAnswer, folder: Path | None, status: StatusAnswer | None) -> ScriptData:
     """Return the page of an answer as its sections (`front/views/page.js` draws them); with a
-    search's folder, of every evaluated design.
-    """
+    search's folder, of every evaluated design."""
     if isinstance(answer, SweepAnswer | CompareAnswer):
         return table_view(answer)
     if isinstance(answer, SearchAnswer):
@@ -77,10 +72,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_page(
-    answer: ReportedAnswer | SweepAnswer | CompareAnswer,
-    path: Path,
-    folder: Path | None = None,
-    status: StatusAnswer | None = None,
+    answer: DrawnAnswer, path: Path, folder: Path | None = None, status: StatusAnswer | None = None
 ) -> Path:
     """Draw an answer and write the page atomically."""
 

@@ -1,4 +1,4 @@
-"""Page view of a search."""
+"""Page views of a search and of a search on a wafer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from atoll.answers.answer import dumped
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
 from atoll.answers.search import NearAnswer, NextChip, SearchAnswer
-from atoll.base.units import NOT_COUNTED, format_slower
+from atoll.answers.wafer import WaferAnswer
+from atoll.base.units import NOT_COUNTED, format_bytes, format_slower
 from atoll.front import ScriptData
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, chip_template
@@ -36,12 +37,10 @@ def search_view(
     """Return the sections of a search's page."""
     best = answer.best
     unit = "score" if len(best.models) > 1 else "samples/s"
-    notes = []
+    points, chip, explanation = space_points(folder, answer), best.accelerator, answer.explain()
+    notes = list(explanation.notes)
     if status is not None and status.state == "running":
-        notes.append("Partial: a search is running in this folder; this is its last report.")
-    points = space_points(folder, answer)
-    chip, explanation = best.accelerator, answer.explain()
-    notes.extend(explanation.notes)
+        notes.insert(0, "Partial: a search is running in this folder; this is its last report.")
     gains = {"unit": unit, "per_mm2": True, "rows": explanation.steps}
     capacity_bytes = chip.hbm_GiB * 2**30
     return {
@@ -101,14 +100,14 @@ def chip_view(chip: SizedChip) -> ScriptData:
     """Return the counts and areas of a chip's parts."""
     parts = area_parts(chip.device())
     parts["hbm_mm2"] = max(0.0, chip.area_mm2 - sum(parts.values()))
-    shown = {PARTS.get(name, _label(name)): value for name, value in parts.items() if value > 1e-9}
+    shown = {
+        # Without a label: a part that only the chip's template has.
+        PARTS.get(name, name.removesuffix("_mm2").replace("_", " ")): value
+        for name, value in parts.items()
+        if value > 1e-9
+    }
     fields: ScriptData = dumped(chip)
     return fields | {"parts": shown}
-
-
-def _label(part: str) -> str:
-    """Return the label of a part that only the chip's template has."""
-    return part.removesuffix("_mm2").replace("_", " ")
 
 
 def _facts(answer: SearchAnswer) -> tuple[tuple[str, str], ...]:
@@ -128,8 +127,7 @@ def _facts(answer: SearchAnswer) -> tuple[tuple[str, str], ...]:
 
 def _near_words(near: NearAnswer, chip: SizedChip) -> str:
     """Return the number of near designs, and the cost and saving of the one with least power."""
-    count = f"{near.others:,}" if near.complete else f"at least {near.others:,}"
-    least = near.least_power
+    count, least = f"{'' if near.complete else 'at least '}{near.others:,}", near.least_power
     if least is None:
         return count
     return (
@@ -159,17 +157,15 @@ def _times(answer: SearchAnswer) -> list[ScriptData]:
     """Return the step by cause of the best design and the runners-up, per model."""
     runners_up = ((f"runner-up {n}", design) for n, design in enumerate(answer.runners_up, start=1))
     designs = [("best", answer.best), *runners_up]
-    return [
-        times_view(
-            plan.model,
-            (
-                (name, _chip_words(d.accelerator), d.models[index].placement.time_parts_s)
-                for name, d in designs
-                if index < len(d.models)
-            ),
+    views = []
+    for index, plan in enumerate(answer.best.models):
+        rows = (
+            (name, _chip_words(d.accelerator), d.models[index].placement.time_parts_s)
+            for name, d in designs
+            if index < len(d.models)
         )
-        for index, plan in enumerate(answer.best.models)
-    ]
+        views.append(times_view(plan.model, rows))
+    return views
 
 
 def _chip_words(chip: SizedChip) -> str:
@@ -187,3 +183,30 @@ def _layer(entry: LayerPass) -> ScriptData:
     )
     fields: ScriptData = dumped(replace(entry, operators=()))
     return fields | {"operators": rows}
+
+
+def wafer_view(answer: WaferAnswer) -> ScriptData:
+    """Return the sections of a wafer's page, with the map of dies."""
+    wafer, built, plan = answer.wafer, answer.best.wafer, answer.best.models[0]
+    gains = [
+        f"{w.resource}, {w.change}: {w.gain:+.1%} throughput for {w.area_mm2:+,.0f} mm2"
+        for w in answer.explanation
+    ]
+    return {
+        "kind": "wafer",
+        "title": f"{plan.model} on a wafer",
+        "summary": answer.summary,
+        "details": [("Proof", answer.certificate.sentence), *(("Gain", words) for words in gains)],
+        "facts": [
+            ("Area", f"{built.area_mm2:,.0f} mm² in {built.dies} dies"),
+            ("Peak", f"{built.peak_PFLOPs:,.1f} PFLOP/s"),
+            ("Memory per die", format_bytes(wafer.memory_bytes_per_die)),
+            ("Links", f"{wafer.link_Bps / 1e12:.2f} TB/s"),
+        ],
+        "baselines": [{"name": name, "score": score} for name, score in answer.baselines.items()],
+        "score": answer.score,
+        "unit": "samples/s",
+        "times": [times_view(plan.model, [("best", "", plan.placement.time_parts_s)])],
+        "models": [model_view(plan, answer.best.accelerator, wafer.memory_bytes_per_die)],
+        "wafer": wafer,
+    }

@@ -65,14 +65,14 @@ class Points:
 
 def space_points(folder: Path | None, answer: SearchAnswer) -> Points | None:
     """Return all chips of a search's space; None if there is nothing to draw."""
-    stored = None if folder is None else _read_store(folder, answer)
+    stored, search, why = None if folder is None else _read_store(folder, answer), None, ""
     try:
         search = _open_search(answer)
     except AtollError as error:
-        return None if stored is None else _evaluated_designs(stored, answer, f"{error}")
-    if search is None:
-        return None if stored is None else _evaluated_designs(stored, answer, "")
-    return _all_chips(search, stored, answer)
+        why = str(error)
+    if search is not None:
+        return _all_chips(search, stored, answer)
+    return None if stored is None else _evaluated_designs(stored, why)
 
 
 @dataclass(frozen=True)
@@ -183,13 +183,11 @@ def _is_unchanged(space: DesignSpace, design: int, row: Mapping[str, float]) -> 
     return all(value == row.get(name) for name, value in space.values(design).items())
 
 
-def _evaluated_designs(stored: _StoredRun, answer: SearchAnswer, why: str) -> Points:
+def _evaluated_designs(stored: _StoredRun, why: str) -> Points:
     """Return evaluated designs only: the space is too large, or its files are missing."""
 
     def column(name: str) -> NDArray[np.float64]:
-        return np.array(
-            [np.nan if row[name] is None else float(row[name]) for row in stored.designs]
-        )
+        return np.array([row[name] for row in stored.designs], np.float64)  # None becomes NaN
 
     drawn = len(stored.designs)
     note = f"Of {stored.total:,} chips the {drawn:,} best evaluated designs are drawn."
@@ -210,8 +208,7 @@ def _evaluated_designs(stored: _StoredRun, answer: SearchAnswer, why: str) -> Po
 
 def _coded_column(values: NDArray[np.float64]) -> ScriptData:
     """Return distinct values and the index per point, of one byte or two (wide); the highest means
-    no value.
-    """
+    no value."""
     distinct = np.unique(values[~np.isnan(values)])
     wide = len(distinct) > 254
     kind = np.dtype("<u2") if wide else np.dtype("u1")

@@ -58,8 +58,7 @@ def _swept_charts(sweep: SweepAnswer) -> Iterator[ScriptData]:
 
 def _points(figures: Mapping[str, JsonValue], x: float) -> Iterator[tuple[str, ScriptData]]:
     """Yield a point for every figure that is a number, with the interval of the step time. `x`: the
-    value of the axis, or the index of the category.
-    """
+    value of the axis, or the index of the category."""
     numbers = {
         name: float(value)
         for name, value in figures.items()

@@ -9,13 +9,11 @@ by how much). Times of the replay are multiplied by `stretch`, so that the step 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atoll.answers.design import PlacementAnswer
 from atoll.answers.layout import MOST_PASSES, StepPasses
 from atoll.placement.replay import placement_passes, replay_step
-from atoll.step.replay import Replay
 
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
 _KINDS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
@@ -70,8 +68,7 @@ class Timeline:
 
 def placement_timeline(placement: PlacementAnswer) -> Timeline | None:
     """Return the step of a search's placement; None if a forward time is not recorded or there
-    are too many passes to draw.
-    """
+    are too many passes to draw."""
     stages, count = placement.stages, placement.microbatches
     timed = all(stage.chunks or stage.forward_s is not None for stage in stages)
     if count * len(stages) > MOST_PASSES or not timed:
@@ -80,44 +77,24 @@ def placement_timeline(placement: PlacementAnswer) -> Timeline | None:
 
 
 def plan_timeline(step: StepPasses) -> Timeline:
-    """Return the step of these passes."""
+    """Return the step of these passes: gaps filled with bubbles, the work after the pipeline
+    appended, scaled to the step time.
+
+    The scale contains the slack of all parts and the difference between answer and replay."""
     replayed = replay_step(step)
-    pipeline, after = replayed.pipeline, list(step.after)
+    pipeline_s, after = replayed.pipeline.time_s, list(step.after)
     if step.microbatches > step.replayed:
         words = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
         after.insert(0, (words, replayed.unreplayed_s))
-    return _fill_timeline(
-        _slices(pipeline), len(step.passes), pipeline.time_s, after, step.step_time_s, step.send_s,
-        step.replayed, step.microbatches, step.slack,
-    )  # fmt: skip
-
-
-def _slices(pipeline: Replay) -> list[Slice]:
-    return [
-        Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
-        for e in pipeline.events
-    ]
-
-
-def _fill_timeline(
-    slices: Sequence[Slice],
-    stages: int,
-    pipeline_s: float,
-    after: Sequence[tuple[str, float]],
-    step_time_s: float,
-    send_s: float,
-    shown: int,
-    microbatches: int,
-    slack: float = 1.0,
-) -> Timeline:
-    """Fill gaps with bubbles, append the work after the pipeline, and scale to the step time.
-
-    The scale contains the slack of all parts and the difference between answer and replay."""
     total_s = pipeline_s + sum(seconds for _, seconds in after)
-    scale = step_time_s / total_s
+    step_time_s, scale = step.step_time_s, step.step_time_s / total_s
     rows = []
-    for stage in range(stages):
-        stage_slices = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
+    for stage in range(len(step.passes)):
+        events = (event for event in replayed.pipeline.events if event.stage == stage)
+        stage_slices = [
+            Slice(stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
+            for e in sorted(events, key=lambda event: event.start_s)
+        ]
         row: list[Slice] = []
         late_s = stage_slices[-1].end_s - pipeline_s if stage_slices else 0.0
         begin_s = late_s if late_s > _SHORTEST * total_s else 0.0
@@ -134,12 +111,9 @@ def _fill_timeline(
             if seconds > 0.0:
                 row.append(Slice(stage, AFTER, clock, clock + seconds, name))
                 clock += seconds
-        rows.append(tuple(_stretched(row, scale, begin_s * scale + step_time_s)))
-    return Timeline(step_time_s, tuple(rows), scale / slack, send_s * scale, shown, microbatches)
-
-
-def _stretched(row: Sequence[Slice], scale: float, end_s: float) -> list[Slice]:
-    slices = [replace(s, start_s=s.start_s * scale, end_s=s.end_s * scale) for s in row]
-    if slices:
-        slices[-1] = replace(slices[-1], end_s=end_s)
-    return slices
+        row = [replace(s, start_s=s.start_s * scale, end_s=s.end_s * scale) for s in row]
+        if row:
+            row[-1] = replace(row[-1], end_s=begin_s * scale + step_time_s)
+        rows.append(tuple(row))
+    stretch, send_s = scale / step.slack, step.send_s * scale
+    return Timeline(step_time_s, tuple(rows), stretch, send_s, step.replayed, step.microbatches)

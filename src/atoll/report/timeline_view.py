@@ -30,8 +30,7 @@ def memory_view(
 
 def timeline_view(timeline: Timeline) -> ScriptData:
     """Return slices per stage as short rows [name, start, end, microbatch, chunk]; of a step of
-    more than MOST_SLICES the beginning and the end.
-    """
+    more than MOST_SLICES the beginning and the end."""
     total = sum(len(row) for row in timeline.stages)
     most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}
@@ -52,20 +51,13 @@ def timeline_view(timeline: Timeline) -> ScriptData:
 
 
 def _shortened(row: tuple[Slice, ...], most: int) -> tuple[Slice, ...]:
-    if len(row) <= most:
-        return row
     half = most // 2
-    return row[:half] + row[-half:]
+    return row if len(row) <= most else row[:half] + row[-half:]
 
 
 def _slice_row(piece: Slice, names: dict[str, int]) -> tuple[float, ...]:
     """Return [name index, start, end, microbatch, chunk], with 7 significant digits."""
     title = piece.name if piece.kind == AFTER else piece.kind
-    number = names.setdefault(title, len(names))
-    if piece.kind in (AFTER, IDLE):
-        return number, _short(piece.start_s), _short(piece.end_s)
-    return number, _short(piece.start_s), _short(piece.end_s), piece.microbatch, piece.chunk
-
-
-def _short(seconds: float) -> float:
-    return float(f"{seconds:.7g}")
+    start, end = (float(f"{seconds:.7g}") for seconds in (piece.start_s, piece.end_s))
+    passed = () if piece.kind in (AFTER, IDLE) else (piece.microbatch, piece.chunk)
+    return names.setdefault(title, len(names)), start, end, *passed

@@ -13,7 +13,9 @@ from __future__ import annotations
 import heapq
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,10 +85,9 @@ def plan_trace(answer: PlanAnswer | EstimateAnswer) -> ChromeTrace:
     """Return the trace of a plan: pipeline, collectives, and operators of its layers."""
     timeline = plan_timeline(answer.pipeline)
     events = list(_pipeline_events(timeline, STAGES, "", answer.pipeline.parts))
-    for stage, (row, memory) in enumerate(
-        zip(timeline.stages, answer.memory_bytes.stages, strict=True)
-    ):
-        events += _memory(STAGES + stage, row, memory)
+    stages = zip(timeline.stages, answer.memory_bytes.stages, strict=True)
+    for stage, (row, memory) in enumerate(stages, start=STAGES):
+        events += _memory(stage, row, memory)
     layers = _by_layer(answer.operators)
     for number, (name, entries) in enumerate(layers.items(), start=LAYERS):
         events += _process(number, f"layer {name}, on one device")
@@ -105,11 +106,6 @@ def trace_answer(
         trace = plan_trace(answer)
     if not trace["traceEvents"]:
         raise AtollError("nothing is on record to trace; run the search again.")
-    return write_trace(trace, path)
-
-
-def write_trace(trace: ChromeTrace, path: Path) -> Path:
-    """Write a trace atomically."""
     with atomic_files(lambda why: f"trace: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(trace, allow_nan=False) + "\n", encoding="utf-8")
     return path
@@ -158,31 +154,25 @@ def _pipeline_events(
                 **({"chunk": item.chunk} if item.chunk else {}),
             })  # fmt: skip
             if inside and item.kind in (FORWARD, BACKWARD):
-                stage_parts = parts[stage]
-                shares = stage_parts.forward if item.kind == FORWARD else stage_parts.backward
-                yield from _parts(pid, item, shares)
+                forward = item.kind == FORWARD
+                yield from _parts(
+                    pid, item, parts[stage].forward if forward else parts[stage].backward
+                )
         yield from _messages(timeline, stage, pid, count)
 
 
 def _memory(pid: int, row: Sequence[Slice], memory: StageMemory) -> Iterator[TraceEvent]:
     """Yield bytes of a device over the step: a forward pass saves its activations, the last pass
-    that reads them frees them. The peak equals the activations of the estimate.
-    """
+    that reads them frees them. The peak equals the activations of the estimate."""
     last = WEIGHT if any(piece.kind == WEIGHT for piece in row) else BACKWARD
-    steps = [(piece.end_s, 1 if piece.kind == FORWARD else -1) for piece in row
-             if piece.kind in (FORWARD, last)]  # fmt: skip
-    in_flight, most = 0, 0
-    for _, change in steps:
-        in_flight += change
-        most = max(most, in_flight)
-    saved, in_flight = memory.parts.get("activations", 0.0), 0
-    for time_s, change in ((0.0, 0), *steps):
-        in_flight += change
+    ends = [piece for piece in row if piece.kind in (FORWARD, last)]
+    in_flight = [0, *accumulate(1 if piece.kind == FORWARD else -1 for piece in ends)]
+    saved, most = memory.parts.get("activations", 0.0), max(1, *in_flight)
+    for time_s, count in zip((0.0, *(piece.end_s for piece in ends)), in_flight, strict=True):
+        shown = {"other": memory.total - saved, "activations": saved * count / most}
         yield {
             "name": "memory", "cat": "memory", "ph": "C", "pid": pid, "tid": _tid(pid, PASSES),
-            "ts": _ns(time_s) / NS_PER_US,
-            "args": {"other": memory.total - saved,
-                     "activations": saved * in_flight / max(most, 1)},
+            "ts": _ns(time_s) / NS_PER_US, "args": shown,
         }  # fmt: skip
 
 
@@ -235,9 +225,9 @@ P = TypeVar("P", LayerPass, DevicePass)
 
 
 def _by_layer(entries: Iterable[P]) -> dict[str, list[P]]:
-    entries_by_layer: dict[str, list[P]] = {}
+    entries_by_layer: dict[str, list[P]] = defaultdict(list)
     for entry in entries:
-        entries_by_layer.setdefault(entry.layer, []).append(entry)
+        entries_by_layer[entry.layer].append(entry)
     return entries_by_layer
 
 
@@ -338,14 +328,13 @@ def _tid(pid: int, lane: int) -> int:
 
 
 def _process(pid: int, name: str) -> Iterator[TraceEvent]:
-    about: dict[str, dict[str, str | int]] = {
-        "process_name": {"name": name},
-        "process_sort_index": {"sort_index": pid},
-    }
-    for what, args in about.items():
-        yield {"name": what, "ph": "M", "pid": pid, "tid": _tid(pid, 0), "args": args}
+    yield _metadata("process_name", pid, 0, name=name)
+    yield _metadata("process_sort_index", pid, 0, sort_index=pid)
 
 
 def _thread(pid: int, lane: int, name: str) -> TraceEvent:
-    tid = _tid(pid, lane)
-    return {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+    return _metadata("thread_name", pid, lane, name=name)
+
+
+def _metadata(what: str, pid: int, lane: int, **args: str | int) -> TraceEvent:
+    return {"name": what, "ph": "M", "pid": pid, "tid": _tid(pid, lane), "args": args}

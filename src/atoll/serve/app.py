@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
@@ -38,6 +38,9 @@ from atoll.serve.whatif import Change, parse_change
 from atoll.store import StoredDesign
 
 Query = Mapping[str, Sequence[str]]
+Head = Mapping[str, str]
+"""Headers of a request, with names in lower case."""
+Headers = tuple[tuple[str, str], ...]
 
 JSON = "application/json"
 CHECK = "/api/check"
@@ -49,7 +52,7 @@ class Response:
     status: int
     kind: str
     body: bytes | Iterator[bytes]
-    headers: tuple[tuple[str, str], ...] = field(default=())
+    headers: Headers = ()
 
 
 class RefusedError(Exception):
@@ -69,7 +72,7 @@ class App:
         self.runs, self.guard, self.left_out = runs, guard, left_out
         self._static, self._reports = assets(), Reports()
         self._search: dict[str, Callable[[SearchRun, Query], Response]] = {
-            "progress": lambda run, query: _json({"progress": run.progress()}),
+            "progress": lambda run, query: _json({"progress": run.progress}),
             "summary": _summary,
             "scatter": _scatter,
             "table": _table,
@@ -78,7 +81,7 @@ class App:
             "result.json": _result,
         }
 
-    def body_bytes(self, method: str, target: str, headers: Mapping[str, str]) -> int:
+    def body_bytes(self, method: str, target: str, headers: Head) -> int:
         """Return how many bytes of a request's body to read: 0 unless it is admitted."""
         try:
             self._admitted(method, target, headers)
@@ -86,10 +89,8 @@ class App:
             return 0
         return _content_bytes(headers) if method == "POST" else 0
 
-    def respond(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
-    ) -> Response:
-        """Respond to a request; `headers` have names in lower case."""
+    def respond(self, method: str, target: str, headers: Head, body: bytes = b"") -> Response:
+        """Respond to a request."""
         try:
             path, query = self._admitted(method, target, headers)
             reply = _json(check_pasted(body)) if method == "POST" else self._route(path, query)
@@ -104,9 +105,7 @@ class App:
             reply = error_response(400, str(error))
         return replace(reply, headers=(*HEADERS, *reply.headers))
 
-    def _admitted(
-        self, method: str, target: str, headers: Mapping[str, str]
-    ) -> tuple[list[str], Query]:
+    def _admitted(self, method: str, target: str, headers: Head) -> tuple[list[str], Query]:
         """Return path and query of a request by its head alone, or refuse it."""
         guard, host = self.guard, headers.get("host", "")
         if "," in host:
@@ -132,7 +131,7 @@ class App:
             self._check_pasted_head(headers)
         return [unquote(part) for part in parts.path.split("/") if part], query
 
-    def _check_pasted_head(self, headers: Mapping[str, str]) -> None:
+    def _check_pasted_head(self, headers: Head) -> None:
         """Admit a pasted file only from this machine, and only from the explorer's own page."""
         if not is_loopback(self.guard.address):
             raise RefusedError(403, "Launch files are judged on this machine only: atoll check.")
@@ -154,7 +153,7 @@ class App:
                 runs = [run.shown().summary() for run in self.runs.values()]
                 skipped = [{"id": run.name, "reason": run.reason} for run in self.left_out]
                 return _json({"runs": runs, "left_out": skipped, "version": VERSION})
-            return self._run(path[2], path[3:], query)
+            return self._answer(self._find_run(path[2]).shown(), path[3:], query)
         if path == ["api", "compare"]:
             chosen_runs = [self._find_run(name) for name in query.get("run", ())]
             compared = import_named("atoll.several.comparison:compare_runs")
@@ -170,16 +169,12 @@ class App:
             raise RefusedError(404, f"No file {name!r}.")
         return Response(200, KINDS[PurePosixPath(name).suffix], self._static[name])
 
-    def _run(self, name: str, subpath: list[str], query: Query) -> Response:
-        return self._answer(self._find_run(name).shown(), subpath, query)
-
     def _find_run(self, name: str) -> Run:
-        run = self.runs.get(name)
-        if run is None:
-            reasons = [folder.reason for folder in self.left_out if folder.name == name]
+        if name not in self.runs:
+            reasons = (folder.reason for folder in self.left_out if folder.name == name)
             unknown_words = f"No run {name!r}; there are {', '.join(self.runs)}."
-            raise RefusedError(404, next(iter(reasons), unknown_words))
-        return run
+            raise RefusedError(404, next(reasons, unknown_words))
+        return self.runs[name]
 
     def _answer(self, run: Run, subpath: list[str], query: Query) -> Response:
         if not subpath:
@@ -208,29 +203,27 @@ class App:
 def _summary(run: SearchRun, query: Query) -> Response:
     columns = run.columns
     count, bars = run.bars(columns, parse_filters(query, run.columns.names))
-    return _json(
-        {"total": len(columns), "count": count, "histograms": bars, "version": columns.version}
-    )
+    counts = {"total": len(columns), "count": count}
+    return _json(counts | {"histograms": bars, "version": columns.version})
 
 
 def _scatter(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query, run.columns.names))
+    columns, mask = run.picture(query)
     x, y = _last_value(query, "x", "area_mm2"), _last_value(query, "y", "score")
     return _json(scatter(columns, mask, x, y))
 
 
 def _table(run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query, run.columns.names))
+    columns, mask = run.picture(query)
     offset = _bounded_integer(query, "offset", 0, 0, 2**53)
     limit = _bounded_integer(query, "limit", 50, 1, MOST_ROWS)
-    sort, descending = _sorting(query, columns)
-    positions = ordered(columns, mask, sort, descending)
+    positions = ordered(columns, mask, *_sorting(query, columns))
     rows = page(columns, positions, offset, limit)
     return _json({"count": len(positions), "offset": offset, "rows": rows})
 
 
 def _download(kind: str, run: SearchRun, query: Query) -> Response:
-    columns, mask = run.picture(parse_filters(query, run.columns.names))
+    columns, mask = run.picture(query)
     lines = csv_lines if kind == "csv" else json_lines
     content = lines(columns, ordered(columns, mask, *_sorting(query, columns)))
     mime = "text/csv; charset=utf-8" if kind == "csv" else JSON
@@ -246,8 +239,7 @@ def _result(run: SearchRun, query: Query) -> Response:
 
 def _design(run: SearchRun, chip: str) -> StoredDesign:
     number = _parse_number(chip)
-    design = run.design(number) if number is not None else None
-    if design is None:
+    if number is None or (design := run.design(number)) is None:
         raise RefusedError(404, f"Run {run.name} has no design {chip[:80]!r}.")
     return design
 
@@ -305,9 +297,8 @@ def _parse_number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 17 else None
 
 
-def _content_bytes(headers: Mapping[str, str]) -> int:
-    length = _parse_number(headers.get("content-length", "0"))
-    if length is None:
+def _content_bytes(headers: Head) -> int:
+    if (length := _parse_number(headers.get("content-length", "0"))) is None:
         raise RefusedError(400, "Content-Length is not a number of bytes.")
     return length
 
@@ -319,16 +310,14 @@ def _split_url(text: str) -> SplitResult:
         raise RefusedError(400, "The address of the request is malformed.") from None
 
 
-def _attachment(run: Run, name: str) -> tuple[tuple[str, str], ...]:
+def _attachment(run: Run, name: str) -> Headers:
     return (("Content-Disposition", f'attachment; filename="{run.name}-{name}"'),)
 
 
-def _json(value: Any, headers: tuple[tuple[str, str], ...] = ()) -> Response:
+def _json(value: Any, headers: Headers = ()) -> Response:
     text = json.dumps(value, allow_nan=False, default=dumped)
     return Response(200, JSON, text.encode(), headers)
 
 
-def error_response(
-    status: int, sentence: str, headers: tuple[tuple[str, str], ...] = ()
-) -> Response:
+def error_response(status: int, sentence: str, headers: Headers = ()) -> Response:
     return Response(status, JSON, json.dumps({"error": sentence}).encode(), headers)

@@ -24,6 +24,8 @@ MOST_VALUES = 32
 MEASURED = ("score", "area_mm2", "power_W", "energy_per_token_J", "samples_per_s", "step_time_s")
 """Continuous columns: always shown in ranges."""
 RANGES = 40
+Codes = tuple[NDArray[np.int16], tuple[str, ...]]
+"""Of a column of texts: the code per design, and the label per code."""
 WIDE = 50.0
 """Values that span more than this factor have logarithmic ranges."""
 
@@ -48,8 +50,7 @@ class Columns:
     """Snapshot of all designs of a run, sorted by chip."""
 
     numbers: Mapping[str, Floats]
-    texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]]
-    """By column: the code per design, and the label per code."""
+    texts: Mapping[str, Codes]
     version: int = 0
     bins: Mapping[str, Bins] = field(default_factory=dict)
     """Bins of the figures, parameters and plan columns."""
@@ -58,11 +59,7 @@ class Columns:
     _orders: dict[tuple[str, bool], Ints] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        numbers: Mapping[str, Floats],
-        texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]],
-        version: int = 0,
-    ) -> Columns:
+    def of(numbers: Mapping[str, Floats], texts: Mapping[str, Codes], version: int = 0) -> Columns:
         binned = [name for name in numbers if name not in ("chip", "design", "at")]
         codes = np.empty((len(binned), len(numbers["chip"])), np.int8)
         bins = {
@@ -74,16 +71,13 @@ class Columns:
     @staticmethod
     def empty(names: Sequence[str] = FIGURES) -> Columns:
         """Return columns of these names without rows."""
-        none: tuple[str, ...] = ()
-        return Columns.of(
-            {name: np.empty(0) for name in names if name not in TEXTS},
-            {name: (np.empty(0, np.int16), none) for name in TEXTS},
-        )
+        numbers = {name: np.empty(0) for name in names if name not in TEXTS}
+        return Columns.of(numbers, {name: (np.empty(0, np.int16), ()) for name in TEXTS})
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all columns, in the store's order."""
-        return design_columns([n for n in self.numbers if n not in design_columns(())])
+        return design_columns([n for n in self.numbers if n not in FIGURES])
 
     def __len__(self) -> int:
         return len(self.numbers["chip"])
@@ -149,7 +143,7 @@ class Gatherer:
             name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept_rows]
             for name in self._numbers
         }
-        texts = {name: _texts(*base.texts[name], self._texts[name], kept_rows) for name in TEXTS}
+        texts = {name: _texts(base.texts[name], self._texts[name], kept_rows) for name in TEXTS}
         return Columns.of(numbers, texts, base.version + 1)
 
 
@@ -161,12 +155,8 @@ def plain(value: float) -> float | int | None:
     return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
-def _texts(
-    codes: NDArray[np.int16],
-    labels: tuple[str, ...],
-    added: Sequence[tuple[Any, ...]],
-    kept_rows: Ints,
-) -> tuple[NDArray[np.int16], tuple[str, ...]]:
+def _texts(base: Codes, added: Sequence[tuple[Any, ...]], kept_rows: Ints) -> Codes:
+    codes, labels = base
     number = {label: code for code, label in enumerate(labels)}
     parts = [codes]
     for piece in added:

@@ -37,8 +37,7 @@ class Verdict:
 
 def check_pasted(body: bytes) -> Verdict:
     """Check a launch file from a JSON request: name, text, device, and optionally the number of
-    devices and the model.
-    """
+    devices and the model."""
     from atoll.launch.check import check
     from atoll.questions.verbs import CheckQuestion
 
@@ -52,18 +51,20 @@ def check_pasted(body: bytes) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
         path = Path(folder, name)
         path.write_text(text, encoding="utf-8")
+
+        def shown(words: str) -> str:
+            return words.replace(str(path), name)
+
         try:
             with reading_only(Path(folder), cache_folder()):
                 question = CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **request)
                 check_result = check(question)
-            notes = tuple(note.replace(str(path), name) for note in check_result.answer.notes)
-            lines = tuple(
-                (n, words.replace(str(path), name)) for n, words in check_result.summary()
-            )
+            notes = tuple(map(shown, check_result.answer.notes))
+            lines = tuple((n, shown(words)) for n, words in check_result.summary())
             answer = replace(check_result.answer, file=name, notes=notes)
             return Verdict(answer, plan_view(answer.estimate) | {"summary": lines})
         except AtollError as error:
-            raise AtollError(str(error).replace(str(path), name)) from None
+            raise AtollError(shown(str(error))) from None
 
 
 def _parse_request(body: bytes) -> dict[str, Any]:

@@ -37,14 +37,13 @@ def parse_filters(query: Mapping[str, Sequence[str]], names: Sequence[str]) -> F
     """`area_mm2=100..200`, `width=128`, `score=1000..`, `model=gpt2-xl`; others are ignored."""
     ranges: list[tuple[str, float, float]] = []
     texts: list[tuple[str, str]] = []
-    for name in names:
-        for text in query.get(name, ())[-1:]:
-            if name in TEXTS:
-                texts.append((name, text))
-                continue
-            low, dots, high = text.partition("..")
-            first = _parse_number(name, low, -np.inf)
-            ranges.append((name, first, _parse_number(name, high, np.inf) if dots else first))
+    for name, text in ((name, query[name][-1]) for name in names if query.get(name)):
+        if name in TEXTS:
+            texts.append((name, text))
+            continue
+        low, dots, high = text.partition("..")
+        first = _parse_number(name, low, -np.inf)
+        ranges.append((name, first, _parse_number(name, high, np.inf) if dots else first))
     return Filters(tuple(ranges), tuple(texts))
 
 

@@ -7,10 +7,11 @@ import os
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 from atoll.answers.answer import checked, dumped
 from atoll.answers.plan import PlanAnswer
@@ -22,7 +23,7 @@ from atoll.front import ScriptData
 from atoll.report.folder import SWEEP, StoredAnswer, open_folder, read_plan, read_sweep
 from atoll.report.page import make_view
 from atoll.serve.columns import Columns, Gatherer
-from atoll.serve.query import Filters, Mask, histograms, passing_mask
+from atoll.serve.query import Mask, histograms, parse_filters, passing_mask
 from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
@@ -120,9 +121,6 @@ class SearchRun:
         job = {k: v for k, v in self.identity.items() if k != "space_content"}
         return self.summary() | {"job": job, "result": self._answer_summary}
 
-    def progress(self) -> list[ProgressPoint]:
-        return self._progress
-
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
         with RunReader(self.folder) as reader:
             return reader.result()
@@ -132,10 +130,10 @@ class SearchRun:
         with RunReader(self.folder) as reader:
             return reader.design(chip)
 
-    def picture(self, filters: Filters) -> tuple[Columns, Mask]:
+    def picture(self, query: Mapping[str, Sequence[str]]) -> tuple[Columns, Mask]:
         """Return the current designs and the mask of those that pass; recent masks are cached."""
         columns = self.columns
-        return columns, self.mask(columns, filters)
+        return columns, self.mask(columns, parse_filters(query, columns.names))
 
     # --- Watching ---------------------------------------------------------------------------------
 
@@ -180,20 +178,15 @@ class SearchRun:
         self.read = 0
 
     def _read_status(self, reader: RunReader) -> None:
-        status = reader.status()
-        self._status, self._progress = status, thinned(reader.progress())
+        self._status, self.progress = reader.status(), thinned(reader.progress())
         self._answer_summary: ScriptData | None = None
         if self.kind == "planning":
-            done = status.state != "running" and _is_file(self.folder / PLAN)
+            done = self._status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
         elif isinstance(answer := reader.result(), SearchAnswer | WaferAnswer):
+            shown = {n: getattr(answer, n) for n in ("summary", "certificate", "baselines")}
             remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
-            self._answer_summary = {
-                "summary": answer.summary,
-                "certificate": answer.certificate,
-                "baselines": answer.baselines,
-                "baseline_remarks": remarks,
-            }
+            self._answer_summary = shown | {"baseline_remarks": remarks}
 
 
 class FinishedRun:
@@ -203,6 +196,9 @@ class FinishedRun:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
+
+    def shown(self) -> Self:
+        return self
 
     def start(self) -> None:
         """Watch nothing."""
@@ -227,9 +223,6 @@ class PlanRun(FinishedRun):
         self.content = read_plan(folder / PLAN)
         self.whatif = PlanWhatIf(self.content)
 
-    def shown(self) -> Run:
-        return self
-
     def summary(self) -> ScriptData:
         answer = self.content
         return super().summary() | {
@@ -253,9 +246,6 @@ class SweepRun(FinishedRun):
     def __init__(self, name: str, folder: Path) -> None:
         super().__init__(name, folder)
         self.content = read_sweep(folder)
-
-    def shown(self) -> Run:
-        return self
 
     def summary(self) -> ScriptData:
         more = {"axes": self.content.axes, "questions": len(self.content.rows)}
@@ -282,10 +272,8 @@ class Reports:
         with self._making:
             cached = self._views.get(folder)
             if cached is None or cached[0] != source:
-                cached = self._views[folder] = (
-                    source,
-                    make_view(source.answer, source.folder, source.status),
-                )
+                view = make_view(source.answer, source.folder, source.status)
+                cached = self._views[folder] = source, view
         return cached[1]
 
 
@@ -322,19 +310,15 @@ def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
             left_out.append(LeftOut(folder, f"{folder} holds the answer of {words}; {draws}"))
             continue
         name = _free_name(folder, runs)
+        kind: Callable[[str, Path], Run] = SearchRun if _is_file(folder / FILE) else PlanRun
+        kind = SweepRun if _is_file(folder / SWEEP) else kind
         try:
-            runs[name] = _open_run(name, folder)
+            runs[name] = kind(name, folder)
         except AtollError as error:
             left_out.append(LeftOut(folder, str(error)))
     if not runs:
         raise AtollError(left_out[0].reason)
     return runs, left_out
-
-
-def _open_run(name: str, folder: Path) -> Run:
-    if _is_file(folder / SWEEP):
-        return SweepRun(name, folder)
-    return SearchRun(name, folder) if _is_file(folder / FILE) else PlanRun(name, folder)
 
 
 def _run_folders(folder: Path) -> list[Path]:
@@ -375,7 +359,8 @@ def _free_name(folder: Path, runs: Mapping[str, Run]) -> str:
 
 def thinned(points: Sequence[ProgressPoint]) -> list[ProgressPoint]:
     """Thin progress to every change of the best score and about MOST_PROGRESS even samples."""
-    shown = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
-    changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
-    shown |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
-    return [points[i] for i in sorted(shown)]
+    count = len(points)
+    changes = [i for i in range(1, count) if points[i].score != points[i - 1].score]
+    even = range(0, count, count // MOST_PROGRESS + 1)
+    last = range(count)[-1:]
+    return [points[i] for i in sorted({*even, *changes[-MOST_PROGRESS:], *last})]

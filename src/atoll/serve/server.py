@@ -63,8 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         with server.answering:
             response = server.app.respond(self.command, self.path, headers, body)
         # An unread body would be parsed as the next request.
-        length = headers.get("content-length", "0")
-        has_body = length != "0" or "transfer-encoding" in headers
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         self.close_connection = self.close_connection or has_body
         self._write(response)
 
@@ -174,9 +173,10 @@ class Explorer:
     @property
     def address(self) -> str:
         """URL to open in a browser."""
-        name = f"[{self.guard.address}]" if ":" in self.guard.address else self.guard.address
-        if self.guard.address in ("0.0.0.0", "::"):
+        name = self.guard.address
+        if name in ("0.0.0.0", "::"):
             name = socket.gethostname()
+        name = f"[{name}]" if ":" in name else name
         token = "" if self.guard.token is None else f"?token={self.guard.token}"
         return f"http://{name}:{self.port}/{token}"
 

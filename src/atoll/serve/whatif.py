@@ -97,18 +97,15 @@ def slider(
     name: str, label: str, unit: str, values: Sequence[float], now: float, note: str = ""
 ) -> ScriptData:
     """Build a slider over these values and the current one, with the index of that (`now`)."""
-    all_values = sorted({float(value) for value in values} | {float(now)})
+    all_values = sorted({float(value) for value in (*values, now)})
     shown = tuple(int(number) if number.is_integer() else number for number in all_values)
-    position = all_values.index(float(now))
-    return {
-        "name": name, "label": label, "unit": unit, "values": shown, "now": position, "note": note,
-    }  # fmt: skip
+    about, position = {"name": name, "label": label, "unit": unit}, all_values.index(float(now))
+    return about | {"values": shown, "now": position, "note": note}
 
 
 def doublings(value: float, least: float = 0.0) -> list[float]:
     """Return value x 2^k for k = -4..4, without values below `least`."""
-    candidates = [value * 2.0**power for power in range(-4, 5)]
-    return [candidate for candidate in candidates if candidate >= least]
+    return [n for power in range(-4, 5) if (n := value * 2.0**power) >= least]
 
 
 def job_sliders(sequence: int, batch: int) -> tuple[ScriptData, ...]:

@@ -104,21 +104,18 @@ class ChipWhatIf:
             batch = job.models[model].batch or job.batch
             tp_values = widths(workload.config, (1, 2, 4, 8, 16, 32))
             microbatches = [2**power for power in range(8) if batch % 2**power == 0]
+            capacity_GiB = design["hbm_capacity_bytes"] / GIB
             sliders = [
                 slider("devices", "Devices", "", doublings(job.devices, 1), job.devices),
                 link_slider(setting.network),
-                slider(
-                    "hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB,
-                    design["hbm_capacity_bytes"] / GIB,
-                ),
+                slider("hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB, capacity_GiB),
                 slider("microbatch", "Microbatch", "", microbatches, plan["microbatch"]),
                 slider("tensor", "Tensor parallel (tp)", "", tp_values, plan["tensor"]),
-            ]  # fmt: skip
+            ]
             if setting.profile.hbm_bandwidth_Bps is None:
                 rate = design["hbm_bandwidth_Bps"] / 1e9
-                sliders.insert(
-                    3, slider("hbm_GBps", "HBM bandwidth", "GB/s", doublings(rate)[1:-1], rate)
-                )
+                rates = doublings(rate)[1:-1]
+                sliders.insert(3, slider("hbm_GBps", "HBM bandwidth", "GB/s", rates, rate))
             sequence = job.models[model].sequence or workload.sequence
             sliders += job_sliders(sequence, batch)
             return {"sliders": sliders, "note": self._note(), "global_batch": batch}
@@ -248,15 +245,11 @@ class ChipWhatIf:
         cached = self._times.get(key)
         if cached is None or (refine and cached.refinable):
             variants = self._variant(model, change, plan)
-            chips = chips_of_accelerator(
-                self._accelerator(design, rate, change.compute or 1.0),
-                setting.profile,
-                design["area_mm2"],
-            )
+            accelerator = self._accelerator(design, rate, change.compute or 1.0)
+            chips = chips_of_accelerator(accelerator, setting.profile, design["area_mm2"])
             priced = cached.priced if cached else PricedChips.of(chips, variants, setting)
             searched = plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0
-            same = key[2:] == (*searched, (None, None, None))
-            if same:
+            if key[2:] == (*searched, (None, None, None)):
                 pass_times = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
             elif refine:
                 pass_times = _solved_times(priced)

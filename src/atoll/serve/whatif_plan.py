@@ -62,11 +62,11 @@ class PlanWhatIf:
         with self._lock:
             run, layout = self._open(), self._layout(number)
             ranks = layout.model_ranks
-            copies = [round(c) for c in doublings(layout.dp, 1) if float(c).is_integer()]
+            counts = [ranks * round(c) for c in doublings(layout.dp, 1) if c.is_integer()]
             rate = run.gpu.hbm_Bps / 1e9
             microbatches = [2**power for power in range(7) if 2**power <= run.global_batch]
             sliders = [
-                slider("devices", "Devices", "", [ranks * c for c in copies], run.devices),
+                slider("devices", "Devices", "", counts, run.devices),
                 link_slider(run.network),
                 slider("hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB, run.gpu.hbm_bytes / GIB),
                 slider("hbm_GBps", "HBM bandwidth", "GB/s", doublings(rate)[1:-1], rate),
@@ -86,11 +86,8 @@ class PlanWhatIf:
                     problem=f"{devices} devices are not a multiple of the {layout.model_ranks} "
                     "that hold one copy of the model."
                 )
-            layout = replace(
-                layout,
-                dp=devices // layout.model_ranks,
-                microbatch=change.microbatch or layout.microbatch,
-            )
+            dp, microbatch = devices // layout.model_ranks, change.microbatch or layout.microbatch
+            layout = replace(layout, dp=dp, microbatch=microbatch)
             try:
                 estimate = self._estimator(base, devices, change).estimate(layout)
             except AtollError as error:
@@ -117,10 +114,8 @@ class PlanWhatIf:
         axes = Axes(microbatch=(change.microbatch,)) if change.microbatch else None
         planned = plan(run, axes, runners_up=0, stop=Stop(AGAIN_S))
         proof = "proven best" if planned.certificate.proven else "best known"
-        return replace(
-            step_figures(planned.best),
-            schedules=f"{proof} of {planned.certificate.items:,} layouts",
-        )
+        words = f"{proof} of {planned.certificate.items:,} layouts"
+        return replace(step_figures(planned.best), schedules=words)
 
     def _note(self, run: Run) -> str:
         """Return a note if the estimate of the best layout differs from that of the plan."""
@@ -157,11 +152,8 @@ class PlanWhatIf:
                 gpu = gpu.with_hbm(hbm_bytes=round(change.hbm_GiB * GIB))
             if change.hbm_GBps:
                 gpu = gpu.with_hbm(hbm_Bps=change.hbm_GBps * 1e9)
-            network = base.network.faster(change.link or 1.0)
-            run = replace(
-                base, gpu=gpu, network=network, devices=devices, sequence=job[0],
-                global_batch=job[1],
-            )  # fmt: skip
+            run = replace(base, gpu=gpu, network=base.network.faster(change.link or 1.0))
+            run = replace(run, devices=devices, sequence=job[0], global_batch=job[1])
             if base.model.positions == "learned" and job[0] > base.model.max_sequence:
                 raise AtollError(f"the position table ends at {base.model.max_sequence} tokens")
             if base.stored is not None and job[0] != base.sequence:

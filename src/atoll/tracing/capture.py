@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from atoll.base.errors import AtollError
-from atoll.tracing.caveats import caveats
+from atoll.tracing.caveats import causal_softmaxes, caveats
 from atoll.tracing.emit.batch_pairs import NotProportionalError, paired, summed_steps
 from atoll.tracing.emit.layer import Emission
 from atoll.tracing.emit.layout_copies import without_layout_copies
 from atoll.tracing.emit.remat import rematerialise
 from atoll.tracing.record.aten import call_node
-from atoll.tracing.record.causal import causal_softmaxes
 from atoll.tracing.record.segment import SegmentChain, cut_segments
 from atoll.tracing.record.trace import ModuleTrace, ValueSource
 from atoll.tracing.split.split_search import find_splits
@@ -70,19 +69,13 @@ def capture(
             f"expected a torch.nn.Module or a function that returns one, got a "
             f"{type(module).__name__}"
         )
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = {}
-    if isinstance(example_inputs, Mapping):
-        kwargs = example_inputs
-    elif isinstance(example_inputs, list | tuple):
-        args = example_inputs
-    else:
-        args = (example_inputs,)
+    listed = example_inputs if isinstance(example_inputs, list | tuple) else (example_inputs,)
+    named = isinstance(example_inputs, Mapping)
+    args, kwargs = ((), example_inputs) if named else (listed, {})
     name = name or str(getattr(module, "__name__", "") or type(module).__name__)
     torch_dtype = run_module.dtype_named(dtype)
-    return capture_module(
-        module, args, kwargs, CaptureRequest(name, sequence, batch_dim, torch_dtype, keep, loss)
-    )
+    request = CaptureRequest(name, sequence, batch_dim, torch_dtype, keep, loss)
+    return capture_module(module, args, kwargs, request)
 
 
 def check_request(keep: str, sequence: int | None) -> None:
@@ -133,7 +126,9 @@ def capture_module(
         raise AtollError("example_inputs: expected at least one tensor")
     if batch_dim is not None and all(batch_dim >= len(shape) for shape in shapes):
         raise AtollError(f"batch_dim is {batch_dim}, but no input has that many dimensions")
-    tokens = request.sequence or _sequence(shapes, batch_dim)
+    # Tokens of a sample: the second dimension of a (batch, tokens) input, else 1.
+    first = shapes[0]
+    tokens = request.sequence or (first[1] if batch_dim == 0 and len(first) == 2 else 1)
 
     def run(batch: int | None) -> ModuleTrace:
         def change(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -141,9 +136,8 @@ def capture_module(
                 return shape
             return (*shape[:batch_dim], batch, *shape[batch_dim + 1 :])
 
-        trace: ModuleTrace = run_module.run(
-            module, args, kwargs, batch=change, dtype=request.dtype, loss=request.loss
-        )
+        form = {"batch": change, "dtype": request.dtype, "loss": request.loss}
+        trace: ModuleTrace = run_module.run(module, args, kwargs, **form)
         return trace
 
     fixed = None
@@ -174,11 +168,7 @@ def capture_module(
         sequence=tokens,
         microbatch=fixed,
         layers=tuple(summed_steps(layers)),
-        shared={
-            trace.values[weight].name: copies
-            for weight, copies in chain.copies.items()
-            if copies > 1
-        },
+        shared={trace.values[w].name: n for w, n in chain.copies.items() if n > 1},
         tensor_parallel=True,
         kernels="fused" if keep == "fused" else "eager",
         notes=(*request.notes, *notes, *_notes(trace)),
@@ -187,21 +177,14 @@ def capture_module(
     return StoredModel(file.name, file)
 
 
-def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:
-    """Tokens of a sample: the second dimension of a (batch, tokens) input, else 1."""
-    first = shapes[0]
-    return first[1] if batch_dim == 0 and len(first) == 2 else 1
-
-
 def _layers(trace: ModuleTrace, keep: str) -> tuple[list[LayerEntry], SegmentChain]:
     chain = cut_segments(trace)
     causal = causal_softmaxes(trace)
     entries = []
     for segment, repeat in chain.segments:
         segment_calls = {id(call) for call in (*segment.forward, *segment.backward)}
-        outside = {
-            view.value for call in trace.calls if id(call) not in segment_calls for view in call.ins
-        } | set(trace.targets)
+        others = (call for call in trace.calls if id(call) not in segment_calls)
+        outside = {*trace.targets, *(view.value for call in others for view in call.ins)}
         forward = [call_node(call) for call in segment.forward]
         backward = [call_node(call) for call in segment.backward]
         fused = keep == "fused"
@@ -226,13 +209,9 @@ def _notes(trace: ModuleTrace) -> list[str]:
         notes.append(f"counted as one operation an element: {', '.join(unknown)}")
     if trace.unused:
         notes.append(f"parameters that no gradient reaches: {abbreviated(trace.unused)}")
-    frozen = [
-        value.name
-        for value in trace.values
-        if value.source is ValueSource.WEIGHT
-        and value.number not in trace.gradient_weights.values()
-        and value.name not in trace.unused
-    ]
+    trained = {*trace.gradient_weights.values()}
+    weights = (v for v in trace.values if v.source is ValueSource.WEIGHT)
+    frozen = [v.name for v in weights if v.number not in trained and v.name not in trace.unused]
     if frozen:
         notes.append(f"parameters that are not trained: {abbreviated(frozen)}")
     return notes

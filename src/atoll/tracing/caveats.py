@@ -1,4 +1,4 @@
-"""What a capture may have counted wrongly: experts that ran on all tokens, masks that hide more.
+"""Causal masks, and what a capture may have counted wrongly: experts on all tokens, other masks.
 
 A module can compute more than training on a cluster would. Where the trace shows it, the file says
 so, and every answer that uses the file repeats it.
@@ -6,11 +6,15 @@ so, and every answer that uses the file repeats it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
-from atoll.tracing.record.causal import SOFTMAXES, comparisons, forward_makers
-from atoll.tracing.record.trace import ModuleTrace, OperatorCall, TensorView, ValueSource
+from atoll.tracing.record.aten import COPIES, ELEMENTWISE
+from atoll.tracing.record.trace import ModuleTrace, OperatorCall, ValueSource
 
+SOFTMAXES = frozenset(("_softmax", "_safe_softmax"))
+# A triangle is cut out, or positions are compared with one another.
+_TRIANGLES = frozenset(("tril", "triu", "le", "ge", "lt", "gt"))
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear"))
 
 
@@ -32,11 +36,8 @@ def _dense_experts(trace: ModuleTrace) -> list[str]:
         experts, top = scores.shape[-1], chosen_scores.shape[-1]
         tokens = scores.elements // experts
         # The router may be the layer's own code or a module in it.
-        module_paths = {call.path, call.path.rpartition(".")[0]}
-        dense = top < experts and any(
-            _rows(trace, path, experts) >= experts * tokens for path in module_paths
-        )
-        if dense:
+        paths = {call.path, call.path.rpartition(".")[0]}
+        if top < experts and any(_rows(trace, p, experts) >= experts * tokens for p in paths):
             routers.setdefault((top, experts), []).append(call.path)
     return [
         f"each token has {top} of {experts} experts, but the module runs all {experts} on every "
@@ -52,9 +53,8 @@ def _rows(trace: ModuleTrace, where: str, experts: int) -> int:
     start = f"{where}." if where else ""
     joint, alone = 0, dict[str, dict[str, int]]()
     for call in trace.calls:
-        if call.backward or call.op not in _PRODUCTS:
-            continue
-        if call.path != where and not call.path.startswith(start):
+        inside = call.path == where or call.path.startswith(start)
+        if call.backward or call.op not in _PRODUCTS or not inside:
             continue
         for view in call.ins:
             value = trace.values[view.value]
@@ -84,6 +84,43 @@ def _item(name: str, start: str) -> tuple[str | None, str]:
 # --- masks ----------------------------------------------------------------------------------------
 
 
+def causal_softmaxes(trace: ModuleTrace) -> frozenset[int]:
+    """Return the results of softmaxes whose input contains a triangular mask, through element-wise
+    operators only."""
+    makers = forward_makers(trace)
+    results: set[int] = set()
+    for call in trace.calls:
+        softmax = call.op in SOFTMAXES and not call.backward
+        if softmax and comparisons([view.value for view in call.ins], makers):
+            results.update(view.value for view in call.outs)
+    return frozenset(results)
+
+
+def forward_makers(trace: ModuleTrace) -> dict[int, OperatorCall]:
+    """Return the forward call that computed each value."""
+    return {view.value: call for call in trace.calls if not call.backward for view in call.outs}
+
+
+def comparisons(values: Iterable[int], makers: dict[int, OperatorCall]) -> list[OperatorCall]:
+    """Return the position comparisons and triangles that the values depend on."""
+    pending = list(values)
+    visited = set(pending)
+    calls = []
+    while pending:
+        call = makers.get(pending.pop())
+        if call is None:
+            continue
+        name = call.op.rstrip("_")
+        if name in _TRIANGLES:
+            calls.append(call)
+        elif name in ELEMENTWISE or call.op in COPIES:
+            for view in call.ins:
+                if view.value not in visited:
+                    visited.add(view.value)
+                    pending.append(view.value)
+    return calls
+
+
 def _is_attention(call: OperatorCall) -> bool:
     return "attention" in call.op and not call.backward and len(call.ins) >= 3
 
@@ -93,9 +130,8 @@ def _windows(trace: ModuleTrace) -> list[str]:
     attention = [call for call in trace.calls if _is_attention(call)]
     products = [call for call in trace.calls if call.op in SOFTMAXES and not call.backward]
     tokens = max([_tokens(call) for call in (*attention, *products)], default=0)
-    if not trace.window or trace.window >= tokens:
-        return []
-    if any(call.unmasked_share is not None for call in attention):
+    seen = any(call.unmasked_share is not None for call in attention)
+    if not trace.window or trace.window >= tokens or seen:
         return []
     return [
         f"its configuration has attention windows of {trace.window} tokens, which the capture "
@@ -106,8 +142,7 @@ def _windows(trace: ModuleTrace) -> list[str]:
 
 def _tokens(call: OperatorCall) -> int:
     """Number of keys of an attention or softmax."""
-    view: TensorView = call.ins[1] if _is_attention(call) else call.ins[0]
-    return view.shape[-2 if _is_attention(call) else -1]
+    return call.ins[1].shape[-2] if _is_attention(call) else call.ins[0].shape[-1]
 
 
 def _masks(trace: ModuleTrace) -> list[str]:

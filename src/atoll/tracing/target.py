@@ -27,11 +27,9 @@ def capture_target(
 ) -> StoredModel:
     """As `capture`, for a "package.module:builder", a config.json or an ONNX file, and inputs in
     words."""
+    form: dict[str, Any] = {"batch_dim": batch_dim, "dtype": dtype, "keep": keep}
     if target.endswith(".onnx"):
-        return capture_onnx(
-            target, name=name, inputs=inputs, sequence=sequence, batch_dim=batch_dim,
-            dtype=dtype, keep=keep,
-        )  # fmt: skip
+        return capture_onnx(target, name=name, inputs=inputs, sequence=sequence, **form)
     run_module = import_run_module()
     check_request(keep, sequence)
     example_inputs: Any = _inputs(inputs, run_module)
@@ -39,23 +37,17 @@ def capture_target(
         from atoll.tracing.record.huggingface import module_from_config
 
         module, examples = module_from_config(target, sequence=sequence or 512)
-        default = (
-            Path(target).stem if Path(target).name != "config.json" else Path(target).parent.name
-        )
+        path = Path(target)
+        name = name or (path.stem if path.name != "config.json" else path.parent.name)
         tokens = sequence if "input_ids" in examples else None
-        return capture(
-            module, example_inputs or examples, name=name or default, sequence=tokens,
-            batch_dim=batch_dim, dtype=dtype, keep=keep,
-        )  # fmt: skip
+        return capture(module, example_inputs or examples, name=name, sequence=tokens, **form)
     if not example_inputs:
         raise AtollError(
             'inputs: at least one is needed, such as --inputs "int64[1,4096]" or '
             '--inputs "input_ids=int64[1,4096]"'
         )
-    return capture(
-        _builder(target), example_inputs, name=name or target.rpartition(":")[2], sequence=sequence,
-        batch_dim=batch_dim, dtype=dtype, keep=keep,
-    )  # fmt: skip
+    name = name or target.rpartition(":")[2]
+    return capture(_builder(target), example_inputs, name=name, sequence=sequence, **form)
 
 
 def _builder(target: str) -> Any:

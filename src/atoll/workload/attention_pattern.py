@@ -26,6 +26,7 @@ from atoll.workload.modelfile import (
 _HALF = 2
 _PROBE = 3  # any number of samples: sizes are compared at it
 _BETWEEN = 3  # vector operators between a product and the softmax
+Entries = tuple[OperatorEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -33,22 +34,22 @@ class _Core:
     """The operators of one attention."""
 
     scores: OperatorEntry
-    between: tuple[OperatorEntry, ...]
+    between: Entries
     """Forward vector operators, the one with the softmax last."""
     values: OperatorEntry
     values_gradient: OperatorEntry
     probabilities_gradient: OperatorEntry
-    back: tuple[OperatorEntry, ...]
+    back: Entries
     """Backward vector operators."""
     left_gradient: OperatorEntry
     right_gradient: OperatorEntry
 
     @property
-    def forward(self) -> tuple[OperatorEntry, ...]:
+    def forward(self) -> Entries:
         return (self.scores, *self.between, self.values)
 
     @property
-    def backward(self) -> tuple[OperatorEntry, ...]:
+    def backward(self) -> Entries:
         first = self.values_gradient, self.probabilities_gradient
         return (*first, *self.back, self.left_gradient, self.right_gradient)
 
@@ -62,6 +63,16 @@ def with_fused_attention(layer: LayerEntry) -> LayerEntry:
     return _without_copies(layer) if number else layer
 
 
+def _functions(op: OperatorEntry) -> set[str]:
+    return {work.function for work in op.vectors}
+
+
+def _find(layer: LayerEntry) -> _Core | None:
+    uses = _Uses(layer)
+    softmaxes = (op for op in layer.forward if "softmax" in _functions(op) and not op.matmuls)
+    return next((core for op in softmaxes if (core := _core(uses, op)) is not None), None)
+
+
 class _Uses:
     """Writers and readers of each tensor of a layer."""
 
@@ -70,8 +81,7 @@ class _Uses:
         self.maker: dict[str, OperatorEntry] = {}
         self.forward: dict[str, list[OperatorEntry]] = {}
         self.backward: dict[str, list[OperatorEntry]] = {}
-        both = ((layer.forward, self.forward), (layer.backward, self.backward))
-        for operators, readers in both:
+        for operators, readers in ((layer.forward, self.forward), (layer.backward, self.backward)):
             for op in operators:
                 self.maker.update(dict.fromkeys(op.writes, op))
                 for name in op.reads:
@@ -86,17 +96,6 @@ class _Uses:
     def inside(self, name: str) -> bool:
         """Return whether a tensor stays inside the layer."""
         return name not in (*self.layer.inputs, *self.layer.outputs)
-
-
-def _functions(op: OperatorEntry) -> set[str]:
-    return {work.function for work in op.vectors}
-
-
-def _find(layer: LayerEntry) -> _Core | None:
-    uses = _Uses(layer)
-    softmaxes = (op for op in layer.forward if "softmax" in _functions(op) and not op.matmuls)
-    cores = (_core(uses, op) for op in softmaxes)
-    return next((core for core in cores if core is not None), None)
 
 
 def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
@@ -127,9 +126,7 @@ def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
     return core if _closed(uses, core, square) else None
 
 
-def _scores(
-    uses: _Uses, softmax: OperatorEntry
-) -> tuple[OperatorEntry, tuple[OperatorEntry, ...]] | None:
+def _scores(uses: _Uses, softmax: OperatorEntry) -> tuple[OperatorEntry, Entries] | None:
     """The product whose result the softmax reads, and the vector operators on the way."""
     chain = [softmax]
     for _ in range(_BETWEEN):
@@ -147,7 +144,7 @@ def _scores(
 
 def _scores_gradients(
     uses: _Uses, derivative: OperatorEntry, square: int
-) -> tuple[tuple[OperatorEntry, ...], list[OperatorEntry]] | None:
+) -> tuple[Entries, list[OperatorEntry]] | None:
     """The vector operators behind the softmax's derivative, and the two products that end it."""
     chain = [derivative]
     for _ in range(_BETWEEN):
@@ -192,9 +189,8 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
     fraction = attention_fraction(keys, True, 0) if causal else 1.0
     inner = {n for op in (*core.forward, *core.backward) for n in op.writes}
     out = core.values.writes[0]
-    name = core.scores.name if core.scores.name.endswith("attention") else (
-        f"{core.scores.name}.attention"
-    )  # fmt: skip
+    name = core.scores.name
+    name = name if name.endswith("attention") else f"{name}.attention"
     statistics = f"{name}.lse{number or ''}"
     operands = once(
         n for op in (core.scores, core.values, *core.between) for n in op.reads if n not in inner
@@ -227,14 +223,15 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
     for narrow in (*_operands(core), out, *backward.writes):
         if narrow in tensors and tensors[narrow].element_bytes > _HALF:
             tensors[narrow] = tensors[narrow].model_copy(update={"element_bytes": _HALF})
-    tensors[statistics] = _row_numbers(layer.tensors[out])
-    return layer.model_copy(
-        update={
-            "tensors": tensors,
-            "forward": replaced(layer.forward, core.forward, forward),
-            "backward": replaced(layer.backward, core.backward, backward),
-        }
-    )
+    # One fp32 log-sum-exp per row of the output.
+    rows = layer.tensors[out]
+    split = None if rows.split is None or rows.split.dim == len(rows.shape) - 1 else rows.split
+    tensors[statistics] = TensorEntry(shape=rows.shape[:-1], element_bytes=4, split=split)
+    passes = {
+        "forward": replaced(layer.forward, core.forward, forward),
+        "backward": replaced(layer.backward, core.backward, backward),
+    }
+    return layer.model_copy(update={"tensors": tensors, **passes})
 
 
 def _operands(core: _Core) -> tuple[str, ...]:
@@ -256,22 +253,15 @@ def _products(operators: Iterable[OperatorEntry], fraction: float) -> tuple[Matm
     return tuple(product.model_copy(update={"fraction": fraction}) for product in products)
 
 
-def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[VectorEntry, ...]:
+def _vectors(operators: Entries, fraction: float) -> tuple[VectorEntry, ...]:
     """Vector work without masked columns; scale and mask are free in a product's epilogue."""
-    free = {"mul", "add"}
-    works = [v for op in operators for v in op.vectors if v.function not in free]
-    return tuple(
-        v.model_copy(update={"cols": max(1, round(fraction * v.cols))})
-        if isinstance(v.cols, int)
-        else v
-        for v in works
-    )
+    works = (v for op in operators for v in op.vectors if v.function not in ("mul", "add"))
 
+    def unmasked(v: VectorEntry) -> VectorEntry:
+        cols = max(1, round(fraction * v.cols)) if isinstance(v.cols, int) else v.cols
+        return v.model_copy(update={"cols": cols})
 
-def _row_numbers(out: TensorEntry) -> TensorEntry:
-    """One fp32 log-sum-exp per row of the output."""
-    split = out.split if out.split is not None and out.split.dim < len(out.shape) - 1 else None
-    return TensorEntry(shape=out.shape[:-1], element_bytes=4, split=split)
+    return tuple(map(unmasked, works))
 
 
 # --- copies around it -----------------------------------------------------------------------------
@@ -306,28 +296,19 @@ def _without_copy(layer: LayerEntry, name: str, source: str, copy: str) -> Layer
 def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> LayerEntry:
     """Remove one pair of a copy and rename the tensor in operators that used it."""
 
-    def rename(operators: tuple[OperatorEntry, ...]) -> tuple[OperatorEntry, ...]:
-        result = []
-        for op in operators:
-            if op.name == name:
-                pairs = [
-                    (r, w) for r, w in zip(op.reads, op.writes, strict=True) if drop not in (r, w)
-                ]
-                if pairs:
-                    reads, writes = zip(*pairs, strict=True)
-                    result.append(op.model_copy(update={"reads": reads, "writes": writes}))
-                continue
-            update = {
-                side: once(names.get(n, n) for n in getattr(op, side))
-                for side in ("reads", "writes")
-            }
-            result.append(op.model_copy(update=update) if op.on_chip else op)
-        return tuple(result)
+    def renamed(op: OperatorEntry) -> OperatorEntry | None:
+        if op.name == name:
+            pairs = [pair for pair in zip(op.reads, op.writes, strict=True) if drop not in pair]
+            reads, writes = zip(*pairs, strict=True) if pairs else ((), ())
+        elif op.on_chip:
+            reads, writes = (once(names.get(n, n) for n in side) for side in (op.reads, op.writes))
+        else:
+            return op
+        return op.model_copy(update={"reads": reads, "writes": writes}) if reads else None
 
-    return layer.model_copy(
-        update={
-            "tensors": {n: t for n, t in layer.tensors.items() if n != drop},
-            "forward": rename(layer.forward),
-            "backward": rename(layer.backward),
-        }
-    )
+    update: dict[str, object] = {
+        pass_: tuple(new for op in operators if (new := renamed(op)) is not None)
+        for pass_, operators in (("forward", layer.forward), ("backward", layer.backward))
+    }
+    tensors = {n: t for n, t in layer.tensors.items() if n != drop}
+    return layer.model_copy(update=update | {"tensors": tensors})

@@ -86,7 +86,7 @@ def _fuse_pass(operators: tuple[Operator, ...], keep: set[str], level: str) -> t
         paired.add(fused.name)
         between = {name for later in done[place + 1 :] for name in later.writes}
         if between & set(op.reads):
-            done[place : place + 1] = []
+            del done[place]
             done.append(fused)
         else:
             done[place] = fused
@@ -94,11 +94,7 @@ def _fuse_pass(operators: tuple[Operator, ...], keep: set[str], level: str) -> t
 
 
 def _partner(
-    op: Operator,
-    done: list[Operator],
-    readers: dict[str, set[str]],
-    paired: set[str],
-    level: str,
+    op: Operator, done: list[Operator], readers: dict[str, set[str]], paired: set[str], level: str
 ) -> Operator | None:
     """The predecessor that `op` joins: the latest product if one may be joined, else the latest."""
     before = [first for first in reversed(done) if set(first.writes) & set(op.reads)]
@@ -106,16 +102,14 @@ def _partner(
     allowed = [
         first
         for first in before
-        if fits(first, op)
-        and _only_reader(first, op, readers)
+        if not _alone(first)
+        and not _alone(op)
+        and fits(first, op)
+        # `op` is the only reader.
+        and all(readers.get(name, {op.name}) == {op.name} for name in first.writes)
         and (level == "default" or (len(before) == 1 and first.name not in paired))
     ]
-    products = [first for first in allowed if first.matmuls]
-    return next(iter(products or allowed), None)
-
-
-def _only_reader(first: Operator, op: Operator, readers: dict[str, set[str]]) -> bool:
-    return all(readers.get(name, {op.name}) == {op.name} for name in first.writes)
+    return next(iter([first for first in allowed if first.matmuls] or allowed), None)
 
 
 def _alone(op: Operator) -> bool:
@@ -129,8 +123,6 @@ def _elementwise(op: Operator) -> bool:
 
 
 def _fits_default(first: Operator, second: Operator) -> bool:
-    if _alone(first) or _alone(second):
-        return False
     if second.kind in NORMS:
         return _elementwise(first)
     normed = second.kind == CAST and first.kind.split("+")[-1] in NORMS
@@ -138,7 +130,7 @@ def _fits_default(first: Operator, second: Operator) -> bool:
 
 
 def _fits_phaze(first: Operator, second: Operator) -> bool:
-    if _alone(first) or _alone(second) or second.matmuls:
+    if second.matmuls:
         return False
     if first.matmuls:
         return second.kind in _AFTER_PRODUCT

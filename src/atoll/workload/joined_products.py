@@ -27,6 +27,8 @@ JOINT_FAMILIES = ("gpt2", "gpt_neox", "bloom", "phi3", "modernbert", "qwen")
 CONCATENATED_FAMILIES = ("gpt_neox", "phi3", "phi", "stablelm", "nemotron", "glm", "persimmon")
 """Families whose modules concatenate the part of a head that positions rotate with the rest."""
 WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+Pass = tuple[Operator, ...]
+Readers = dict[str, list[Operator]]
 
 
 def joined(layer: Layer) -> Layer:
@@ -98,7 +100,7 @@ def _groups(layer: Layer) -> list[list[Operator]]:
     for op in layer.forward:
         if op.kind != "linear" or len(op.matmuls) != 1 or op.matmuls[0].batch != 1:
             continue
-        activations = _activations(layer, op.reads)
+        activations = [n for n in op.reads if layer.tensors[n].role is not Role.WEIGHT]
         product = op.matmuls[0]
         if len(activations) == 1 and product.n > 1:  # one column is a gate, not a projection
             module = op.name.rpartition(".")[0]
@@ -107,40 +109,27 @@ def _groups(layer: Layer) -> list[list[Operator]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _activations(layer: Layer, names: Sequence[str]) -> list[str]:
-    return [n for n in names if layer.tensors[n].role is not Role.WEIGHT]
-
-
 def _join(layer: Layer, group: list[Operator]) -> Layer:
     """Join one group; return the layer unchanged if its backward pass has another form."""
-    weights = [_weight(layer, op) for op in group]
-    if None in weights:
-        return layer
-    back = layer.backward
-    data_gradients = [
-        single(op for op in back if op.kind == "linear_dgrad" and w in op.reads) for w in weights
-    ]
-    weight_gradients = [
-        single(op for op in back if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
-        for w in weights
-    ]
-    if any(op is None or len(op.matmuls) != 1 for op in (*data_gradients, *weight_gradients)):
-        return layer
-    forward = replaced(layer.forward, group, _side_by_side(group, "n"), first=True)
-    outs = [op.matmuls[0].m for op in weight_gradients if op is not None]
+    back, dgrads, wgrads = layer.backward, list[Operator](), list[Operator]()
+    for op in group:
+        w = _weight(layer, op)
+        data = single(o for o in back if o.kind == "linear_dgrad" and w in o.reads)
+        weight = single(o for o in back if o.kind == "linear_wgrad" and f"d{w}" in o.writes)
+        if data is None or weight is None or not len(data.matmuls) == len(weight.matmuls) == 1:
+            return layer
+        dgrads.append(data)
+        wgrads.append(weight)
+    outs = [op.matmuls[0].m for op in wgrads]
     side = "m" if outs == [op.matmuls[0].n for op in group] else "n"
-    wgrads = [op for op in weight_gradients if op is not None]
-    backward = replaced(layer.backward, wgrads, _side_by_side(wgrads, side))
-    dgrads = [op for op in data_gradients if op is not None]
-    summed = _summed(layer, backward, dgrads)
+    summed = _summed(replaced(back, wgrads, _side_by_side(wgrads, side)), dgrads)
     if summed is None:
         return layer
+    forward = replaced(layer.forward, group, _side_by_side(group, "n"), first=True)
     return replace(layer, forward=forward, backward=_bias_sums(layer, summed, group))
 
 
-def _bias_sums(
-    layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
-) -> tuple[Operator, ...]:
+def _bias_sums(layer: Layer, operators: Pass, group: Sequence[Operator]) -> Pass:
     """Join the bias gradients of a group into one sum over the tokens."""
     vectors = [n for op in group for n in op.reads if len(layer.tensors[n].shape) == 1]
     biases = {f"d{n}" for n in vectors if layer.tensors[n].role is Role.WEIGHT}
@@ -175,15 +164,13 @@ def _together(group: Sequence[Operator]) -> Operator:
     )
 
 
-def _summed(
-    layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
-) -> tuple[Operator, ...] | None:
+def _summed(operators: Pass, group: Sequence[Operator]) -> Pass | None:
     """Replace the group's data gradients by one that computes their sum, and drop the additions.
     None if they are not summed."""
     parts = [op.writes[0] for op in group]
     if any(len(op.writes) != 1 for op in group):
         return None
-    readers: dict[str, list[Operator]] = {}
+    readers: Readers = {}
     for op in operators:
         for name in op.reads:
             readers.setdefault(name, []).append(op)
@@ -191,16 +178,14 @@ def _summed(
     if root is None or any(_root(part, readers) is not root for part in parts[1:]):
         return _read_together(operators, group, parts, readers)
     leaves, additions = _tree(root, operators, readers)
-    total = root.writes[0]
     others = tuple(n for n in leaves if n not in parts)
-    result = total if not others else parts[0]
-    product = _product(group, result)
-    placed = replaced(operators, group, product)
+    result = parts[0] if others else root.writes[0]
+    placed = replaced(operators, group, _product(group, result))
     if not others:
         return tuple(op for op in placed if op.name not in additions)
     adds = root.vectors[:1] * len(others)
     addition = replace(root, reads=(*others, result), vectors=adds)
-    remaining = [op for op in placed if op.name not in additions or op.name == root.name]
+    remaining = [op for op in placed if op.name not in additions - {root.name}]
     return tuple(addition if op.name == root.name else op for op in remaining)
 
 
@@ -209,17 +194,11 @@ def _product(group: Sequence[Operator], result: str) -> Operator:
 
 
 def _read_together(
-    operators: tuple[Operator, ...],
-    group: Sequence[Operator],
-    parts: Sequence[str],
-    readers: dict[str, list[Operator]],
-) -> tuple[Operator, ...] | None:
+    operators: Pass, group: Sequence[Operator], parts: Sequence[str], readers: Readers
+) -> Pass | None:
     """If one kernel sums the parts, let it read their sum instead."""
     users = [readers.get(part, []) for part in parts]
-    if (
-        any(len(part_users) != 1 for part_users in users)
-        or len({part_users[0].name for part_users in users}) != 1
-    ):
+    if any(len(ops) != 1 for ops in users) or len({ops[0].name for ops in users}) != 1:
         return None
     user = users[0][0]
     adds = [v for v in user.vectors if v.function == "add"]
@@ -234,7 +213,7 @@ def _adds(op: Operator) -> bool:
     return bool(op.vectors) and not op.matmuls and {v.function for v in op.vectors} == {"add"}
 
 
-def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
+def _root(name: str, readers: Readers) -> Operator | None:
     """Return the last addition that a tensor goes through; None if it is not only added."""
     root = None
     while len(adders := readers.get(name, [])) == 1 and _adds(adders[0]):
@@ -245,9 +224,7 @@ def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
     return root
 
 
-def _tree(
-    root: Operator, operators: Sequence[Operator], readers: dict[str, list[Operator]]
-) -> tuple[list[str], set[str]]:
+def _tree(root: Operator, operators: Pass, readers: Readers) -> tuple[list[str], set[str]]:
     """Return the summands of a tree of additions, and the names of the additions."""
     makers = {name: op for op in operators for name in op.writes}
     leaves: list[str] = []
@@ -260,4 +237,4 @@ def _tree(
             pending.extend(maker.reads)
         else:
             leaves.append(name)
-    return list(dict.fromkeys(leaves)), names
+    return [*once(leaves)], names

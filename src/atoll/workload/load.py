@@ -29,9 +29,8 @@ _VARIANTS = {"meta", "instruct", "base", "chat", "it", "pt", "hf"}
 
 def zoo_names() -> tuple[str, ...]:
     """Names of the models that come with Atoll."""
-    return tuple(
-        sorted(entry.name[:-5] for entry in _zoo().iterdir() if entry.name.endswith(".json"))
-    )
+    files = (entry.name for entry in _zoo().iterdir())
+    return tuple(sorted(name[:-5] for name in files if name.endswith(".json")))
 
 
 def zoo_entry(name: str) -> dict[str, Any]:
@@ -63,10 +62,9 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         folder = reachable and path.is_dir()
     except OSError as error:  # such as a name longer than the file system allows
         raise AtollError(f"{text[:80]}: cannot be read ({error.strerror})") from None
-    if folder:
-        path = path / "config.json"
-        if not path.is_file():
-            raise AtollError(f"{text} is a folder without a config.json in it")
+    path = path / "config.json" if folder else path
+    if folder and not path.is_file():
+        raise AtollError(f"{text} is a folder without a config.json in it")
     if path.suffix == ".onnx":
         raise AtollError(
             f"{text}: an ONNX file is captured first: atoll capture {text} --out model.json"
@@ -80,8 +78,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         if is_stored(contents):
             return read_stored(contents, str(path))
         return _named(config_from_hf(contents, str(path)), stem)
-    cached = cached_config(text)
-    if cached is not None:
+    if (cached := cached_config(text)) is not None:
         config = config_from_hf(read_object(cached, text, foreign=True), text)
         return _named(config, text.rpartition("/")[2])
     named = is_model_id(text) or len(path.parts) == 1
@@ -89,8 +86,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         _say_taken(text, name)
         return load_model(name)
     if path.suffix == ".json" or len(path.parts) > 1:
-        cachable = is_model_id(text) and path.suffix != ".json"
-        if not cachable:
+        if not is_model_id(text) or path.suffix == ".json":
             raise AtollError(f"{text}: no such file or folder")
         zoo = {_letters(name): name for name in zoo_names()}
         near_names = difflib.get_close_matches(_letters(path.name), zoo, n=2, cutoff=0.8)
@@ -108,8 +104,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
 
 def _zoo_name(spelling: str) -> str | None:
     """Return the zoo's name of a model in another spelling (`Llama-3.2-1B-Instruct`), if only one
-    has the same words and numbers.
-    """
+    has the same words and numbers."""
     names = [name for name in zoo_names() if _name_parts(name) == _name_parts(spelling)]
     return names[0] if len(names) == 1 else None
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from atoll.base.errors import AtollError
 from atoll.workload.fuse import CAST
 from atoll.workload.graph.layer import Layer, Model, is_end
-from atoll.workload.graph.operator import Matmul, Operator, Role, Tensor, once, pass_over
+from atoll.workload.graph.operator import Names, Operator, Role, Tensor, once, pass_over
 from atoll.workload.stored import StoredModel
 
 
@@ -44,6 +44,7 @@ FORMATS = {"fp8": PackedFormat("fp8", 2, 1, False), "nvfp4": PackedFormat("nvfp4
 _PRODUCTS = frozenset({"linear", "linear_dgrad", "linear_wgrad", "linear_grad"})
 _WEIGHTS = "linear_wgrad"
 _ROUTER = "router"
+Casts = Mapping[str, Names]
 
 
 def narrowed(model: Model, precision: str) -> Model:
@@ -62,9 +63,8 @@ def check_precision(model: object, name: str, precision: str) -> None:
 def _narrowed(layer: Layer, form: PackedFormat) -> Layer:
     tensors = dict(layer.tensors)
     casts = _casts((*layer.forward, *layer.backward), form)
-    forward = _with_casts(layer.forward, tensors, frozenset(), casts, form)
-    cast_names = frozenset(name for op in forward if op.kind == CAST for name in op.writes)
-    backward = _with_casts(layer.backward, tensors, cast_names, casts, form)
+    forward = _with_casts(layer.forward, tensors, casts, form)
+    backward = _with_casts(layer.backward, tensors, casts, form)
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
 
 
@@ -78,9 +78,9 @@ def _cast(name: str, op: Operator, form: PackedFormat) -> str:
     return f"{name}.{form.name}{'.turned' if turned else ''}"
 
 
-def _casts(operators: Sequence[Operator], form: PackedFormat) -> Mapping[str, tuple[str, ...]]:
+def _casts(operators: Sequence[Operator], form: PackedFormat) -> Casts:
     """Return, per tensor, all formats that it is cast to in one pass."""
-    casts: dict[str, tuple[str, ...]] = {}
+    casts: dict[str, Names] = {}
     for op in operators:
         for name in op.reads if _is_narrow(op) else ():
             casts[name] = once((*casts.get(name, ()), _cast(name, op, form)))
@@ -88,15 +88,15 @@ def _casts(operators: Sequence[Operator], form: PackedFormat) -> Mapping[str, tu
 
 
 def _with_casts(
-    operators: tuple[Operator, ...],
+    pass_: Sequence[Operator],
     tensors: dict[str, Tensor],
-    existing: frozenset[str],
-    casts: Mapping[str, tuple[str, ...]],
+    casts: Mapping[str, Names],
     form: PackedFormat,
 ) -> tuple[Operator, ...]:
-    """A pass whose linear products are narrow, each operand cast once before its first use."""
-    available, done = set(existing), list[Operator]()
-    for op in operators:
+    """A pass whose linear products are narrow, each operand cast once before its first use; casts
+    are added to the tensors, and one of the forward pass serves the backward pass as well."""
+    done: list[Operator] = []
+    for op in pass_:
         if not _is_narrow(op):
             done.append(op)
             continue
@@ -110,20 +110,13 @@ def _with_casts(
                 reads.append(name)
             else:
                 operand = _cast(name, op, form)
-                if operand not in available:
+                if operand not in tensors:
                     wanted = casts[name]
-                    available.update(wanted)
                     for cast in wanted:
-                        narrow = replace(tensor, name=cast, element_bytes=form.element_bytes)
-                        tensors[cast] = narrow
+                        tensors[cast] = replace(tensor, name=cast, element_bytes=form.element_bytes)
                     work = (pass_over(f"{CAST}_{form.name}", tensor),) * len(wanted)
-                    first = f"{name}.{form.name}"
-                    done.append(Operator(first, CAST, (name,), wanted, vectors=work))
+                    done.append(Operator(f"{name}.{form.name}", CAST, (name,), wanted, (), work))
                 reads.append(operand)
-        products = tuple(_packed(product, form) for product in op.matmuls)
+        products = tuple(replace(m, k=-(-m.k // form.packed)) for m in op.matmuls)
         done.append(replace(op, reads=once(reads), matmuls=products))
     return tuple(done)
-
-
-def _packed(product: Matmul, form: PackedFormat) -> Matmul:
-    return replace(product, k=-(-product.k // form.packed))

@@ -29,15 +29,13 @@ MOST_ELEMENTS = 2**60
 
 
 def _size(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    number = isinstance(value, int) and not isinstance(value, bool)
+    if not number and not (isinstance(value, str) and _SIZE.fullmatch(value)):
         raise ValueError(f"expected a whole number or 'K*microbatch', got {value!r}")
-    if isinstance(value, int):
-        if value < 1:
-            raise ValueError(f"expected at least 1, got {value}")
-        if value > LARGEST_SIZE:
-            raise ValueError(f"expected at most {LARGEST_SIZE}, got {value}")
-    elif not _SIZE.fullmatch(value):
-        raise ValueError(f"expected a whole number or 'K*microbatch', got {value!r}")
+    if isinstance(value, int) and value < 1:
+        raise ValueError(f"expected at least 1, got {value}")
+    if isinstance(value, int) and value > LARGEST_SIZE:
+        raise ValueError(f"expected at most {LARGEST_SIZE}, got {value}")
     return value
 
 
@@ -193,9 +191,8 @@ class ModelFile(FileModel):
 
     @model_validator(mode="after")
     def _weights_exist(self) -> ModelFile:
-        weights = {
-            n for layer in self.layers for n, t in layer.tensors.items() if t.role == "weight"
-        }
+        tensors = (item for layer in self.layers for item in layer.tensors.items())
+        weights = {name for name, tensor in tensors if tensor.role == "weight"}
         for name in self.shared:
             if name not in weights:
                 raise ValueError(f"shared: {name!r} is no weight of any layer")

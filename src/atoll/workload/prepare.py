@@ -30,16 +30,11 @@ def prepare(
     A stored model comes with its loss and its collectives: those arguments do not change it, and
     it knows no sequence parallelism and no width of experts; "flash" fuses attention that it
     computes step by step. Vocabularies are padded to `vocabulary_unit` times the tensor width
-    (images have none). Alternating blocks are one layer per period with `whole_periods`.
+    (images have none). Alternating blocks are one layer per period with `merge_periods`.
     """
     if isinstance(config, StoredModel):
         share = instantiate(
-            config,
-            microbatch,
-            sequence,
-            tp,
-            vocabulary_unit=vocabulary_unit,
-            attention=attention,
+            config, microbatch, sequence, tp, vocabulary_unit=vocabulary_unit, attention=attention
         )
         return check_size(fuse(share, fusion))
     config = padded(config, vocabulary_unit * tp if vocabulary_unit > 1 else 1)

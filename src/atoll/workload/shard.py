@@ -37,10 +37,7 @@ PER_TENSOR_KINDS = ("rotary", "conv")  # passes of theirs go over one of their t
 
 
 def shard(
-    workload: LayerOrModel,
-    tp: int,
-    sequence_parallel: bool = False,
-    expert_tensor: int = 0,
+    workload: LayerOrModel, tp: int, sequence_parallel: bool = False, expert_tensor: int = 0
 ) -> LayerOrModel:
     """One device's share of an unsharded, unfused layer or model; width 1 changes nothing. Experts
     may have a tensor width of their own, where sequence parallelism divides the tokens."""
@@ -54,12 +51,8 @@ def shard(
         model = workload.map(lambda layer: _Sharding(layer, tp, sequence_parallel, experts).layer())
     except AtollError as error:
         raise AtollError(f"{workload.name}, {error}") from None
-    return replace(
-        model,
-        tensor_parallel=tp,
-        sequence_parallel=sequence_parallel,
-        shared_parameters=shared_parameters(model.layers),
-    )
+    shared, sequence = shared_parameters(model.layers), sequence_parallel
+    return replace(model, tensor_parallel=tp, sequence_parallel=sequence, shared_parameters=shared)
 
 
 def widths(config: ModelConfig | StoredModel, tps: Iterable[int]) -> tuple[int, ...]:
@@ -86,28 +79,26 @@ class _Sharding:
                 f"layer {unsharded.name}: already sharded or fused, but only a whole, unfused "
                 "layer can be sharded"
             )
-        self.unsharded = unsharded
-        self.tp = tp
-        self.sequence = sequence
-        self.experts = experts
-        folded = experts != tp
-        self.folded = _expert_tensors(unsharded) if folded else frozenset()
-        self.combined = {n for op in unsharded.forward if op.kind == "combine" for n in op.writes}
-        self.combined = self.combined if folded else set()
+        self.unsharded, self.tp, self.sequence, self.experts = unsharded, tp, sequence, experts
+        self.folded: frozenset[str] = frozenset()
+        self.combined: set[str] = set()
+        if experts != tp:
+            self.folded = _expert_tensors(unsharded)
+            combines = (op for op in unsharded.forward if op.kind == "combine")
+            self.combined = {n for op in combines for n in op.writes}
         self.tensors = {
             name: self._local(tensor)
             for name, tensor in unsharded.tensors.items()
             if tensor.role in (Role.ACTIVATION, Role.WEIGHT)
         }
         self.operators: list[Operator] = []
-        self._gathered: dict[str, str] = {}
+        self._gathered: set[str] = set()
 
     def layer(self) -> Layer:
         for op in self.unsharded.forward:
             self._share(op)
-        local = replace(
-            self.unsharded, tensors=self.tensors, forward=tuple(self.operators), backward=()
-        )
+        forward = tuple(self.operators)
+        local = replace(self.unsharded, tensors=self.tensors, forward=forward, backward=())
         return differentiate(local, self.tp)
 
     def _local(self, tensor: Tensor) -> Tensor:
@@ -160,10 +151,10 @@ class _Sharding:
             op.name, op.kind, reads, op.writes, products, self._vectors(op, products),
             op.collective, op.on_chip, enters, False, op.steps,
         )  # fmt: skip
-        if not op.exits or self.tp == 1:
+        if op.exits and self.tp > 1:
+            self._reduce(local)
+        else:
             self.operators.append(local)
-            return
-        self._reduce(local)
 
     def _cut(self, name: str) -> bool:
         """Whether a tensor is divided along the sequence."""
@@ -171,14 +162,13 @@ class _Sharding:
 
     def _gather(self, name: str) -> str:
         """Gather a tensor that is divided along the sequence."""
+        full = f"{name}.full"
         if name not in self._gathered:
-            full = replace(
-                self.unsharded.tensors[name], name=f"{name}.full", split=Region.UNDIVIDED
-            )
-            self.tensors[full.name] = full
-            self._collective(CollectiveKind.ALL_GATHER, full.bytes, name, full.name)
-            self._gathered[name] = full.name
-        return self._gathered[name]
+            tensor = self.unsharded.tensors[name]
+            self.tensors[full] = replace(tensor, name=full, split=Region.UNDIVIDED)
+            self._collective(CollectiveKind.ALL_GATHER, name, full)
+            self._gathered.add(name)
+        return full
 
     def _reduce(self, op: Operator) -> None:
         """Sum an operator's first output over the group, and only then add its bias."""
@@ -192,22 +182,16 @@ class _Sharding:
             total = f"{out}.sum"
             self.tensors[total] = replace(self.tensors[out], name=total)
         *reads, last = op.reads
-        self.operators.append(
-            replace(
-                op,
-                reads=tuple(reads) if biases else op.reads,
-                writes=(partial.name, *others),
-                vectors=tuple(v for v in op.vectors if v.function != "bias"),
-            )
-        )
+        read = tuple(reads) if biases else op.reads
+        vectors = tuple(v for v in op.vectors if v.function != "bias")
+        writes = (partial.name, *others)
+        self.operators.append(replace(op, reads=read, writes=writes, vectors=vectors))
         scatter = self.sequence and output.split is Region.SEQUENCE
         kind = CollectiveKind.REDUCE_SCATTER if scatter else CollectiveKind.ALL_REDUCE
-        self._collective(kind, partial.bytes, partial.name, total)
+        self._collective(kind, partial.name, total)
         if biases:
-            name = f"{op.name}.bias"
-            self.operators.append(
-                Operator(name, "bias", (total, last), (out,), vectors=tuple(biases))
-            )
+            name, reads_ = f"{op.name}.bias", (total, last)
+            self.operators.append(Operator(name, "bias", reads_, (out,), vectors=tuple(biases)))
 
     def _folded_part(self, tensor: Tensor) -> Tensor:
         """Part of an expert tensor under a separate expert tensor width: columns (or rows of the
@@ -233,9 +217,8 @@ class _Sharding:
         for v in op.vectors:
             cols = v.cols // self.experts if v.split is Region.TENSOR else v.cols
             vectors.append(replace(v, rows=-(-v.rows * tokens // self.tp), cols=cols))
-        local = replace(
-            op, reads=reads, enters=(), exits=False, matmuls=products, vectors=tuple(vectors)
-        )
+        work = tuple(vectors)
+        local = replace(op, reads=reads, enters=(), exits=False, matmuls=products, vectors=work)
         if op.kind != "combine" or self.experts == 1:
             self.operators.append(local)
             return
@@ -243,8 +226,7 @@ class _Sharding:
         partial = replace(self._folded_part(self.unsharded.tensors[out]), name=f"{out}.partial")
         self.tensors[partial.name] = partial
         self.operators.append(replace(local, writes=(partial.name,)))
-        scatter = CollectiveKind.REDUCE_SCATTER
-        self._collective(scatter, partial.bytes, partial.name, out, self.experts)
+        self._collective(CollectiveKind.REDUCE_SCATTER, partial.name, out, self.experts)
 
     def _folded_gather(self, name: str) -> str:
         """Gather stream tokens from all devices that share an expert's columns."""
@@ -254,8 +236,7 @@ class _Sharding:
         if full not in self.tensors:
             part = self._folded_part(self.unsharded.tensors[name])
             self.tensors[full] = replace(part, name=full, split=Region.UNDIVIDED)
-            size = self.tensors[full].bytes
-            self._collective(CollectiveKind.ALL_GATHER, size, name, full, self.experts)
+            self._collective(CollectiveKind.ALL_GATHER, name, full, self.experts)
         return full
 
     def _completed(self, name: str) -> str:
@@ -264,20 +245,17 @@ class _Sharding:
             return name
         partial, total = self.tensors[name], f"{name}.sum"
         batch, tokens, columns = partial.shape
-        self.tensors[total] = replace(
-            partial, name=total, shape=(batch, tokens // self.tp, columns)
-        )
-        self._collective(CollectiveKind.REDUCE_SCATTER, partial.bytes, name, total)
+        shape = batch, tokens // self.tp, columns
+        self.tensors[total] = replace(partial, name=total, shape=shape)
+        self._collective(CollectiveKind.REDUCE_SCATTER, name, total)
         return total
 
-    def _collective(
-        self, kind: CollectiveKind, size: int, source: str, target: str, group: int = 0
-    ) -> None:
-        collective = TensorCollective(kind, size, group or self.tp)
-        name = f"{target}.{'gather' if kind is CollectiveKind.ALL_GATHER else 'reduce'}"
-        self.operators.append(
-            Operator(name, str(kind), (source,), (target,), collective=collective)
-        )
+    def _collective(self, kind: CollectiveKind, source: str, target: str, group: int = 0) -> None:
+        gathers = kind is CollectiveKind.ALL_GATHER
+        full = self.tensors[target if gathers else source]
+        sent = TensorCollective(kind, full.bytes, group or self.tp)
+        name = f"{target}.{'gather' if gathers else 'reduce'}"
+        self.operators.append(Operator(name, str(kind), (source,), (target,), collective=sent))
 
     def _products(self, op: Operator, reads: tuple[str, ...]) -> tuple[Matmul, ...]:
         if op.kind == "scan" and op.matmuls:

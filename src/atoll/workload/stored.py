@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -30,13 +30,7 @@ from atoll.workload.graph.operator import (
 )
 
 if TYPE_CHECKING:  # only models from files need these
-    from atoll.workload.modelfile import (
-        LayerEntry,
-        ModelFile,
-        OperatorEntry,
-        StepsEntry,
-        TensorEntry,
-    )
+    from atoll.workload.modelfile import LayerEntry, ModelFile, OperatorEntry, TensorEntry
 
 _MOST_OPERATORS = 256
 """In one pass of a layer: what the schedule's compiled bounds take."""
@@ -73,7 +67,13 @@ class StoredModel:
             >>> atoll.describe_model("linear.json").parameters
             4160
         """
-        write_stored(self.file, path)
+        from atoll.workload.modelfile import FORMAT, VERSION
+
+        head = {"format": FORMAT, "version": VERSION}
+        text = json.dumps(self.file.model_dump(exclude_defaults=True) | head)
+        # At once, or not at all; defaults are left out.
+        with atomic_files(_write_error(path), Path(path)) as (part,):
+            part.write_text(text + "\n", encoding="utf-8")
         return Path(path)
 
     @cached_property
@@ -117,20 +117,13 @@ def read_stored(contents: dict[str, Any], where: str, name: str | None = None) -
     return StoredModel(name or file.name, file)
 
 
-def write_stored(file: ModelFile, path: str | Path) -> None:
-    """Write the file at once, or not at all; defaults are left out."""
-    from atoll.workload.modelfile import FORMAT, VERSION
-
-    text = json.dumps(
-        file.model_dump(exclude_defaults=True) | {"format": FORMAT, "version": VERSION}
-    )
-    with atomic_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
-        part.write_text(text + "\n", encoding="utf-8")
+def _write_error(path: str | Path) -> Callable[[str], str]:
+    return lambda why: f"{path}: cannot be written ({why})"
 
 
 def check_target(path: str | Path) -> None:
     """Refuse a place where no file can be written, before the work of making one."""
-    check_place(lambda why: f"{path}: cannot be written ({why})", Path(path))
+    check_place(_write_error(path), Path(path))
 
 
 def stored_widths(stored: StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
@@ -144,8 +137,7 @@ def _obstacle(file: ModelFile, tp: int) -> str | None:
     """The first tensor that the width does not divide."""
     for layer in file.layers:
         for name, tensor in layer.tensors.items():
-            split = tensor.split
-            if split is None:
+            if (split := tensor.split) is None:
                 continue
             units = _evaluated(split.units, 1)
             shared = split.uneven == "replicate" and tp % units == 0
@@ -270,18 +262,12 @@ def _layer(entry: LayerEntry, share: _Share) -> Layer:
         active = (op for op in entries if width > 1 or op.collective is None)
         return tuple(_operator(op, tensors, same, share) for op in active)
 
-    inputs = tuple(same.get(n, n) for n in entry.inputs)
-    outputs = tuple(same.get(n, n) for n in entry.outputs)
-    return Layer(
-        name=entry.name,
-        tensors={name: t for name, t in tensors.items() if name not in same},
-        forward=operators(entry.forward),
-        backward=operators(entry.backward),
-        input=inputs[0],
-        output=outputs[0],
-        more_inputs=inputs[1:],
-        more_outputs=outputs[1:],
-    )
+    input_, *more_inputs = (same.get(n, n) for n in entry.inputs)
+    output, *more_outputs = (same.get(n, n) for n in entry.outputs)
+    distinct = {name: t for name, t in tensors.items() if name not in same}
+    passes = operators(entry.forward), operators(entry.backward)
+    more = tuple(more_inputs), tuple(more_outputs)
+    return Layer(entry.name, distinct, *passes, input_, output, *more)
 
 
 def _tensor(name: str, entry: TensorEntry, share: _Share) -> Tensor:
@@ -290,16 +276,12 @@ def _tensor(name: str, entry: TensorEntry, share: _Share) -> Tensor:
     role = Role(entry.role)
     if split is None:
         return Tensor(name, tuple(shape), entry.element_bytes, role)
-    units = share.size(split.units)
-    full = shape[split.dim]
+    units, full, size = share.size(split.units), shape[split.dim], entry.element_bytes
     if units % share.tp and split.uneven == "replicate":
         shape[split.dim] = full // units
-    elif split.uneven == "pad":
-        shape[split.dim] = share.part(full)
     else:
-        shape[split.dim] = -(-full // share.tp)
+        shape[split.dim] = share.part(full) if split.uneven == "pad" else -(-full // share.tp)
     units, uneven = max(1, units // share.tp), Uneven(split.uneven)
-    size = entry.element_bytes
     return Tensor(name, tuple(shape), size, role, Region.TENSOR, split.dim, units, uneven)
 
 
@@ -333,6 +315,11 @@ def _operator(
         cols = part(cols) if v.split == "cols" else cols
         region = Region.TENSOR if v.split else Region.UNDIVIDED
         vectors.append(VectorWork(v.function, rows, cols, region))
+    steps = []
+    for function, step in entry.steps.items():
+        device_bytes = -(-sum(map(share.size, step.divided)) // width)
+        device_bytes += sum(map(share.size, step.bytes))
+        steps.append(EagerSteps(function, step.kernels, device_bytes))
     return Operator(
         name=entry.name,
         kind=entry.kind,
@@ -342,11 +329,5 @@ def _operator(
         vectors=tuple(vectors),
         collective=collective,
         on_chip=entry.on_chip,
-        steps=tuple(_steps(function, s, share) for function, s in entry.steps.items()),
+        steps=tuple(steps),
     )
-
-
-def _steps(function: str, entry: StepsEntry, share: _Share) -> EagerSteps:
-    replicated_bytes = sum(share.size(size) for size in entry.bytes)
-    divided_bytes = sum(share.size(size) for size in entry.divided)
-    return EagerSteps(function, entry.kernels, replicated_bytes + -(-divided_bytes // share.tp))

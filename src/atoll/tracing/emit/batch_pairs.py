@@ -32,23 +32,18 @@ def summed_steps(layers: Iterable[LayerEntry]) -> list[LayerEntry]:
     """The layers with the bytes of their steps added up."""
 
     def operator(op: OperatorEntry) -> OperatorEntry:
-        steps = {
-            function: entry.model_copy(
-                update={"bytes": _total(entry.bytes), "divided": _total(entry.divided)}
-            )
-            for function, entry in op.steps.items()
-        }
+        steps = {}
+        for function, entry in op.steps.items():
+            sums = {"bytes": _total(entry.bytes), "divided": _total(entry.divided)}
+            steps[function] = entry.model_copy(update=sums)
         return op.model_copy(update={"steps": steps})
 
-    return [
-        layer.model_copy(
-            update={
-                "forward": tuple(operator(op) for op in layer.forward),
-                "backward": tuple(operator(op) for op in layer.backward),
-            }
-        )
-        for layer in layers
-    ]
+    def layer(entry: LayerEntry) -> LayerEntry:
+        passes = {"forward": entry.forward, "backward": entry.backward}
+        summed = {name: tuple(map(operator, ops)) for name, ops in passes.items()}
+        return entry.model_copy(update=summed)
+
+    return [*map(layer, layers)]
 
 
 def _total(sizes: Iterable[int | str]) -> tuple[int | str, ...]:
@@ -58,8 +53,17 @@ def _total(sizes: Iterable[int | str]) -> tuple[int | str, ...]:
         if isinstance(size, int):
             fixed += size
         else:
-            grows += int(size.removesuffix("microbatch").removesuffix("*") or 1)
+            grows += _factor(size)
     return (*((fixed,) if fixed else ()), *((f"{grows}*microbatch",) if grows else ()))
+
+
+def _factor(size: str) -> int:
+    """The number in "K*microbatch"."""
+    return int(size.removesuffix("microbatch").removesuffix("*") or 1)
+
+
+def _growing(factor: int) -> str:
+    return "microbatch" if factor == 1 else f"{factor}*microbatch"
 
 
 def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> Any:
@@ -77,8 +81,7 @@ def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> A
     if size and isinstance(a, int) and isinstance(b, int):
         first, second = batches
         if a * second == b * first and a % first == 0:
-            factor = a // first
-            return "microbatch" if factor == 1 else f"{factor}*microbatch"
+            return _growing(a // first)
     if isinstance(a, float) and isinstance(b, float) and abs(a - b) < 1e-12:
         return a
     raise NotProportionalError(where)
@@ -93,7 +96,5 @@ def _dealt(a: str, b: str, batches: tuple[int, int], where: str) -> int | str:
     count = int(groups)
     if isinstance(rows, int):
         return -(-rows // count)
-    factor = int(rows.removesuffix("microbatch").removesuffix("*") or 1)
-    if factor % count:
-        return f"{factor}*microbatch/{count}"
-    return "microbatch" if factor == count else f"{factor // count}*microbatch"
+    factor = _factor(rows)
+    return f"{factor}*microbatch/{count}" if factor % count else _growing(factor // count)

@@ -23,11 +23,11 @@ class _Clusters:
         self.barriers = barriers
         self.cluster_ids = list(range(len(nodes)))
         self.members = {i: [i] for i in range(len(nodes))}
-        makers = {view.value: i for i, node in enumerate(nodes) for view in node.outs}
-        self.makers = makers
-        self.before: list[set[int]] = []
-        for i, node in enumerate(nodes):
-            self.before.append({makers[v.value] for v in node.ins if makers.get(v.value, i) != i})
+        self.makers = makers = {view.value: i for i, n in enumerate(nodes) for view in n.outs}
+        self.before = [
+            {makers[v.value] for v in node.ins if makers.get(v.value, i) != i}
+            for i, node in enumerate(nodes)
+        ]
 
     def parents(self, cluster: int) -> set[int]:
         return {
@@ -53,11 +53,9 @@ class _Clusters:
 
     def related(self, a: int, b: int, nested: bool) -> bool:
         left, right = (self.nodes[self.members[c][0]].call.scope for c in (a, b))
-        if left == right:
-            return True
-        if not nested:
-            return False
-        short, long = sorted((_path(left), _path(right)), key=len)
+        if left == right or not nested:
+            return left == right
+        short, long = sorted((scope.partition("#")[0] for scope in (left, right)), key=len)
         inside = not short or long.startswith(f"{short}.")
         return inside and self.pure(a) and self.pure(b)
 
@@ -70,22 +68,14 @@ class _Clusters:
         return any(view.value in barred_values for node in members for view in node.ins)
 
     def merge(self, a: int, b: int, nested: bool) -> None:
-        if (
-            a == b
-            or self.barred(a, b)
-            or not self.related(a, b, nested)
-            or self.reaches(a, b)
-            or self.reaches(b, a)
-        ):
+        if a == b or self.barred(a, b) or not self.related(a, b, nested):
+            return
+        if self.reaches(a, b) or self.reaches(b, a):
             return
         keep, drop = sorted((a, b))
         for member in self.members.pop(drop):
             self.cluster_ids[member] = keep
             self.members[keep].append(member)
-
-
-def _path(scope: str) -> str:
-    return scope.partition("#")[0]
 
 
 def cluster(nodes: Sequence[CallNode], barriers: Collection[int] = ()) -> list[list[CallNode]]:
@@ -113,18 +103,12 @@ def cluster(nodes: Sequence[CallNode], barriers: Collection[int] = ()) -> list[l
             if value in state.makers:
                 for reader in group[1:]:
                     state.merge(state.cluster_ids[group[0]], state.cluster_ids[reader], nested)
-    return _ordered(state)
-
-
-def _ordered(state: _Clusters) -> list[list[CallNode]]:
-    """List clusters in topological order, ties in the order in which operators ran."""
+    # Ties in the order in which operators ran.
     parents = {c: state.parents(c) for c in state.members}
-    done: set[int] = set()
-    result = []
+    done: dict[int, None] = {}
     waiting = sorted(state.members)
     while waiting:
-        ready = next(c for c in waiting if parents[c] <= done)
+        ready = next(c for c in waiting if parents[c] <= done.keys())
         waiting.remove(ready)
-        done.add(ready)
-        result.append([state.nodes[m] for m in sorted(state.members[ready])])
-    return result
+        done[ready] = None
+    return [[nodes[m] for m in sorted(state.members[ready])] for ready in done]

@@ -62,14 +62,11 @@ def kernel_passes(group: Sequence[CallNode]) -> list[VectorPass]:
     result = []
     for node in group:
         for work in node.passes:
-            if (work.function, work.over.elements) in derived:
-                continue
-            if work.function == "add":
-                factor = _factor(node, work, makers, used)
-                if factor is not None:
-                    used.add(id(factor))
-                    continue
-            result.append(work)
+            factor = _factor(node, work, makers, used) if work.function == "add" else None
+            if factor is not None:
+                used.add(id(factor))
+            elif (work.function, work.over.elements) not in derived:
+                result.append(work)
     return result
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from atoll.tracing.emit.cluster import cluster
 from atoll.tracing.emit.kernel import eager_steps, kernel_kind, kernel_passes
 from atoll.tracing.emit.value_pieces import Parts
-from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
+from atoll.tracing.record.node import CallNode, NodeKind, Nodes, VectorPass
 from atoll.tracing.record.segment import Segment
 from atoll.tracing.record.trace import ModuleTrace, TensorView, Value, ValueSource
 from atoll.tracing.split.division import Splits
@@ -30,8 +31,8 @@ class Emission:
 
     segment: Segment
     trace: ModuleTrace
-    forward: Sequence[CallNode]
-    backward: Sequence[CallNode]
+    forward: Nodes
+    backward: Nodes
     outside: set[int]
     """Values that other layers read, or that the step ends with."""
     splits: Splits
@@ -88,16 +89,13 @@ class Emission:
         backward_outputs = {v.value for node in self.backward for v in node.outs}
         weights = set(self.trace.gradient_weights)
         leaving = [v for n in self.backward for v in n.outs if v.value in self.outside - weights]
-        outside_reads = [v for n in self.backward for v in n.ins if v.value not in backward_outputs]
         forward = {v.value for n in self.forward for v in n.outs}
+        inner = {*backward_outputs, *forward, *self.segment.entering}
         foreign = [
-            v
-            for v in outside_reads
-            if v.value not in forward
-            and v.value not in self.segment.entering
+            v for n in self.backward for v in n.ins
+            if v.value in self.late - inner
             and self.values[v.value].source is ValueSource.COMPUTED
-            and v.value in self.late
-        ]
+        ]  # fmt: skip
         self._match(self.segment.entering, leaving)
         self._match(self.segment.leaving, foreign)
         for gradient, weight in self.trace.gradient_weights.items():
@@ -129,22 +127,20 @@ class Emission:
         if value.source is ValueSource.WEIGHT:
             return [self._declare(value.name, value, None)]
         if value.number not in self.names:
-            default = value.name or (
-                "context" if value.source is ValueSource.COMPUTED else "buffer"
-            )
-            self.names[value.number] = self._unique(default)
+            default = "context" if value.source is ValueSource.COMPUTED else "buffer"
+            self.names[value.number] = self._unique(value.name or default)
         name = self.names[value.number]
-        if not self.parts.pieces(value.number):
+        if value.number not in self.parts.pieces:
             return [self._declare(name, value, None)]
-        covered = self.parts.covered(view)
-        return [self._declare(f"{name}.part{i}", value, i) for i in covered]
+        return [self._declare(f"{name}.part{i}", value, i) for i in self.parts.covered(view)]
 
     def _declare(self, name: str, value: Value, part: int | None) -> str:
         if name not in self.tensors:
             shape, strides = self.parts.shape(value.number, part)
             split = self.splits.value_split(value.number, shape, strides)
+            size, role = value.element_bytes, self._role(value)
             self.tensors[name] = TensorEntry(
-                shape=shape, element_bytes=value.element_bytes, role=self._role(value), split=split
+                shape=shape, element_bytes=size, role=role, split=split
             )
         return name
 
@@ -153,9 +149,8 @@ class Emission:
             return "weight"
         if value.number in self.trace.gradient_weights:
             return "weight_gradient"
-        if value.source is not ValueSource.COMPUTED:
-            return "activation"
-        return "activation_gradient" if value.number in self.late else "activation"
+        late = value.source is ValueSource.COMPUTED and value.number in self.late
+        return "activation_gradient" if late else "activation"
 
     def _flat_view(self, value: int) -> TensorView:
         size = self.values[value]
@@ -171,7 +166,12 @@ class Emission:
             for node in group:
                 for view in node.ins:
                     readers.setdefault(view.value, set()).add(index)
-        final = set(self.trace.gradient_weights)
+        used_elsewhere = {
+            *saved,
+            *self.outside,
+            *self.trace.gradient_weights,
+            *self.segment.leaving,
+        }
         operators = []
         for index, group in enumerate(groups):
             group_outputs = {v.value: v for node in group for v in node.outs}
@@ -179,20 +179,14 @@ class Emission:
             writes = [
                 view
                 for value, view in group_outputs.items()
-                if readers.get(value, set()) - {index}
-                or value in saved | self.outside | final
-                or value in self.segment.leaving
+                if readers.get(value, set()) - {index} or value in used_elsewhere
             ]
             if writes:
                 operators += self._operator(group, reads, writes, backward)
         return operators
 
     def _operator(
-        self,
-        group: list[CallNode],
-        reads: list[TensorView],
-        writes: list[TensorView],
-        backward: bool,
+        self, group: Nodes, reads: list[TensorView], writes: list[TensorView], backward: bool
     ) -> list[OperatorEntry]:
         name = self._operator_name(group, backward)
         if group[0].lookup_table is not None:
@@ -221,16 +215,14 @@ class Emission:
         return [operator, *behind]
 
     def _matmul(self, node: CallNode, index: int, product: Matmul) -> MatmulEntry:
-        sizes: dict[str, int | str] = {
-            name: getattr(product, name) for name in ("batch", "m", "n", "k")
-        }
+        sizes: dict[str, Any] = {name: getattr(product, name) for name in ("batch", "m", "n", "k")}
         if node.grouped_rows is not None:
             name, rows = node.grouped_rows
             sizes[name] = f"{rows}/{product.batch}"
         split = self.splits.product_split(node, index)
         return MatmulEntry(**sizes, fraction=product.fraction, split=split)
 
-    def _row_sums(self, group: list[CallNode], label: str) -> list[OperatorEntry]:
+    def _row_sums(self, group: Nodes, label: str) -> list[OperatorEntry]:
         """All-reduce of two numbers per row, for a softmax over columns that are cut."""
         nodes = [node for node in group if id(node) in self.splits.rows_summed]
         if not nodes or nodes[0].call.backward:
@@ -245,20 +237,16 @@ class Emission:
         return [self._all_reduce(self.names[view.value])] if reduced else []
 
     def _all_reduce(self, total: str) -> OperatorEntry:
-        partial = f"{total}.partial"
+        partial, name = f"{total}.partial", f"{total}.reduce"
         self.tensors[partial] = self.tensors[total]
         return OperatorEntry(
-            name=f"{total}.reduce",
-            kind="all_reduce",
-            reads=(partial,),
-            writes=(total,),
-            collective="all_reduce",
+            name=name, kind="all_reduce", reads=(partial,), writes=(total,), collective="all_reduce"
         )
 
     def _all_parts(self, view: TensorView) -> list[str]:
         return self.tensor(self._flat_view(view.value))
 
-    def _operator_name(self, group: list[CallNode], backward: bool) -> str:
+    def _operator_name(self, group: Nodes, backward: bool) -> str:
         call = group[-1].call
         path = call.path.removeprefix(self.segment.prefix)
         inside = f"{call.path}." != self.segment.prefix
@@ -296,8 +284,7 @@ class Emission:
         reads = once((*self.tensor(ids), label))
         writes = once(self._all_parts(node.outs[0]))
         behind = self._reduction(node.outs[0])
-        for op in behind:
-            writes = op.reads
+        writes = behind[0].reads if behind else writes
         return [OperatorEntry(name=name, kind="lookup", reads=reads, writes=writes), *behind]
 
     def _vector(self, work: VectorPass) -> VectorEntry:

@@ -7,22 +7,16 @@ of layout elsewhere, and is left out here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from atoll.tracing.record.node import CallNode, NodeKind
+from atoll.tracing.record.node import CallNode, NodeKind, Nodes
 from atoll.tracing.record.trace import TensorView
 
 
-def without_layout_copies(
-    forward: Sequence[CallNode], backward: Sequence[CallNode]
-) -> tuple[list[CallNode], list[CallNode]]:
+def without_layout_copies(forward: Nodes, backward: Nodes) -> tuple[list[CallNode], list[CallNode]]:
     """Drop layout copies of attention outputs: attention writes to the target of the copy."""
-    attention_nodes = {
-        node.outs[0].value: node
-        for node in forward
-        if node.kind is NodeKind.ATTENTION and node.outs
-    }
+    attention = (node for node in forward if node.kind is NodeKind.ATTENTION and node.outs)
+    attention_nodes = {node.outs[0].value: node for node in attention}
     moved: dict[int, TensorView] = {}
     dropped: set[int] = set()
     for node in forward:
@@ -36,8 +30,6 @@ def without_layout_copies(
                 source.outs[0], value=target.value, strides=strides, offset=target.offset
             )
             dropped.add(id(node))
-    if not moved:
-        return list(forward), list(backward)
 
     def redirect(node: CallNode) -> CallNode:
         def view(old: TensorView) -> TensorView:
@@ -47,14 +39,8 @@ def without_layout_copies(
         return replace(node, ins=[view(v) for v in node.ins], outs=[view(v) for v in node.outs])
 
     remaining = [node for node in forward if id(node) not in dropped]
-    read_values = {v.value for n in (*remaining, *backward) for v in n.ins if v.value in moved}
-    reshaped_values = {
-        value
-        for value in read_values
-        if any(v.value == value and v.shape != moved[value].shape
-               for n in (*remaining, *backward) for v in n.ins)
-    }  # fmt: skip
-    if reshaped_values:  # read in some other way as well: the copy is real
+    reads = (v for n in (*remaining, *backward) for v in n.ins if v.value in moved)
+    if any(v.shape != moved[v.value].shape for v in reads):  # in another way: the copy is real
         return list(forward), list(backward)
     return [redirect(n) for n in remaining], [redirect(n) for n in backward]
 

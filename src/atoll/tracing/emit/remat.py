@@ -9,10 +9,10 @@ products read is left alone: whether to recompute that is for the search to deci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from atoll.tracing.record.node import CallNode, NodeKind
+from atoll.tracing.record.node import CallNode, NodeKind, Nodes
 from atoll.tracing.record.trace import TensorView, Value
 
 _RANDOM = ("native_dropout", "_fused_dropout", "bernoulli", "rand_like", "uniform", "normal")
@@ -63,22 +63,15 @@ class _SavedValues:
 
 
 def rematerialise(
-    forward: Sequence[CallNode],
-    backward: Sequence[CallNode],
-    values: list[Value],
-    entering: set[int],
+    forward: Nodes, backward: Nodes, values: list[Value], entering: set[int]
 ) -> list[CallNode]:
     """The backward pass with element-wise operators run again where that saves memory."""
     makers = {view.value: node for node in forward for view in node.outs}
     stored = set(makers) | entering
     wanted = {view.value for node in backward for view in node.ins} & stored
     state = _SavedValues(makers, stored, lambda v: values[v].bytes, set(wanted))
-    by_products = {
-        view.value
-        for node in backward
-        if node.kind not in (NodeKind.ELEMENTWISE, NodeKind.ROWS)
-        for view in node.ins
-    }
+    vectors = (NodeKind.ELEMENTWISE, NodeKind.ROWS)
+    by_products = {v.value for n in backward if n.kind not in vectors for v in n.ins}
     for _ in range(3):
         changed = False
         for value in sorted(state.saved & set(makers), reverse=True):
@@ -94,9 +87,7 @@ def rematerialise(
     return _with_reruns(backward, state, values)
 
 
-def _with_reruns(
-    backward: Sequence[CallNode], state: _SavedValues, values: list[Value]
-) -> list[CallNode]:
+def _with_reruns(backward: Nodes, state: _SavedValues, values: list[Value]) -> list[CallNode]:
     result: list[CallNode] = []
     rerun_numbers: dict[tuple[int, str], int] = {}
     backward_outputs = {view.value for node in backward for view in node.outs}

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.tracing.record.node import CallNode
+from atoll.tracing.record.node import Nodes
 from atoll.tracing.record.trace import TensorView, Value, ValueSource
 
 Region = tuple[int, tuple[tuple[int, int], ...]]
@@ -46,9 +46,7 @@ class Piece:
 class Parts:
     """The pieces of every value of a layer."""
 
-    def __init__(
-        self, nodes: Sequence[CallNode], values: Sequence[Value], undivided: set[int]
-    ) -> None:
+    def __init__(self, nodes: Nodes, values: Sequence[Value], undivided: set[int]) -> None:
         self._values = values
         partial_regions: dict[int, dict[Region, TensorView]] = {}
         self._shapes: dict[int, TensorView] = {}
@@ -60,29 +58,24 @@ class Parts:
                     region = view_region(view)
                     if prod(n for _, n in region[1]) < value.elements:
                         partial_regions.setdefault(view.value, {}).setdefault(region, view)
-        self._pieces: dict[int, list[Piece]] = {}
+        self.pieces: dict[int, list[Piece]] = {}
+        """The pieces of the values that are not one tensor."""
         for number, regions in partial_regions.items():
             pieces = _pieces(values[number].elements, self._shapes[number], regions)
             if len(pieces) > 1:
-                self._pieces[number] = pieces
-
-    def pieces(self, value: int) -> list[Piece]:
-        """Return the pieces of a value; empty if it is one tensor."""
-        return self._pieces.get(value, [])
+                self.pieces[number] = pieces
 
     def covered(self, view: TensorView) -> list[int]:
         """Indices of the pieces that a view reads: those in its region, or all of them."""
-        pieces = self._pieces[view.value]
-        region = view_region(view)
-        return [i for i, piece in enumerate(pieces) if region in piece.regions] or list(
-            range(len(pieces))
-        )
+        pieces, region = self.pieces[view.value], view_region(view)
+        inside = [i for i, piece in enumerate(pieces) if region in piece.regions]
+        return inside or [*range(len(pieces))]
 
     def shape(self, value: int, part: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shape and strides of a piece, or of a whole value."""
         size = self._values[value].elements
         if part is not None:
-            piece = self._pieces[value][part]
+            piece = self.pieces[value][part]
             return ((piece.elements,), (1,)) if piece.view is None else _drop_expanded(piece.view)
         view = self._shapes.get(value)
         if view is None or view.distinct != size:
@@ -93,9 +86,7 @@ class Parts:
 def _pieces(size: int, shape: TensorView, regions: dict[Region, TensorView]) -> list[Piece]:
     """Columns that the same regions contain, if every region takes all rows of some columns."""
     row = shape.shape[-1] if shape.shape and shape.strides[-1] == 1 else 0
-    if not row or size % row:
-        return []
-    if len(regions) > 62:
+    if not row or size % row or len(regions) > 62:
         return []
     masks = np.zeros(row, np.int64)
     region_list = list(regions)

@@ -42,7 +42,7 @@ def capture_onnx(
 
     where = str(path)
     graph, notes = prepare_graph(path)
-    shapes = _shapes(where, graph, _parsed_shapes(inputs), sequence, batch_dim)
+    shapes = _shapes(where, graph, inputs, sequence, batch_dim)
     open_dim = batch_dim
     first = graph.inputs[0]
     if batch_dim is not None and (batch_dim >= len(first.dims) or first.dims[batch_dim] == ""):
@@ -57,10 +57,8 @@ def capture_onnx(
             f"microbatch fixed at {samples}: the file fixes dimension {batch_dim} of {first.name}; "
             "export with a dynamic batch for others"
         )
-    growing = [
-        i for i in graph.inputs
-        if open_dim is None or _has(i, open_dim, first.dims[open_dim])
-    ]  # fmt: skip
+    batch = None if open_dim is None else first.dims[open_dim]
+    growing = [i for i in graph.inputs if open_dim is None or batch in i.dims[open_dim:][:1]]
     kind = run_module.dtype_named(dtype)
     module = GraphModule(
         where, graph, growing,
@@ -92,13 +90,10 @@ def prepare_graph(path: str | Path) -> tuple[OnnxGraph, list[str]]:
     weights = trained_initializers(graph, mask_names(graph))
     if not weights:
         raise AtollError(f"{path}: the graph reads no floating-point initializer: nothing to train")
-    constants = {name for name in graph.initializers if name not in weights}
-    constant_names = [
-        name for name in constants
-        if graph.initializers[name].floating and graph.initializers[name].elements > 1
-    ]  # fmt: skip
-    if constant_names:
-        notes.append(f"taken as constants, not as weights: {abbreviated(sorted(constant_names))}")
+    constants = {name: i for name, i in graph.initializers.items() if name not in weights}
+    shown = sorted(name for name, i in constants.items() if i.floating and i.elements > 1)
+    if shown:
+        notes.append(f"taken as constants, not as weights: {abbreviated(shown)}")
     graph = with_paths(fold(replace(graph, weights=weights), constants))
     graph, tied = tie_weights(graph)
     notes += tied
@@ -111,57 +106,42 @@ def prepare_graph(path: str | Path) -> tuple[OnnxGraph, list[str]]:
     return graph, notes
 
 
-def _has(graph_input: Input, dim: int, name: int | str) -> bool:
-    return dim < len(graph_input.dims) and graph_input.dims[dim] == name
-
-
-def _parsed_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | list[tuple[int, ...]]:
-    """Shapes by input name, or in order."""
-    parsed = parse_inputs(texts, "input_ids=int64[1,512]")
-    named = {name: shape for name, _, shape in parsed if name}
-    return named or [shape for _, _, shape in parsed]
-
-
 def _shapes(
-    where: str,
-    graph: OnnxGraph,
-    shapes: dict[str, tuple[int, ...]] | list[tuple[int, ...]],
-    sequence: int | None,
-    batch_dim: int | None,
+    where: str, graph: OnnxGraph, texts: Sequence[str], sequence: int | None, batch_dim: int | None
 ) -> dict[str, tuple[int, ...]]:
     """A shape for every input; names of dimensions mean the same size everywhere."""
-    if isinstance(shapes, list):
-        shapes = dict(zip((i.name for i in graph.inputs), shapes, strict=False))
+    parsed = parse_inputs(texts, "input_ids=int64[1,512]")
+    names, in_order = [i.name for i in graph.inputs], [shape for _, _, shape in parsed]
+    shapes = {name: shape for name, _, shape in parsed if name}
+    shapes = shapes or dict(zip(names, in_order, strict=False))
     for name in shapes:
-        if name not in {i.name for i in graph.inputs}:
-            names = ", ".join(i.name for i in graph.inputs)
-            raise AtollError(f"{where}: no input is called {name!r}; those that are used: {names}")
+        if name not in names:
+            raise AtollError(
+                f"{where}: no input is called {name!r}; those that are used: {', '.join(names)}"
+            )
     sizes: dict[str, int] = {}
     first = graph.inputs[0].dims
     if batch_dim is not None and batch_dim < len(first):
         sizes[str(first[batch_dim])] = 1
-    for declared in graph.inputs:
-        shape = shapes.get(declared.name)
-        if shape is None:
-            continue
-        if len(shape) != len(declared.dims) or any(
-            isinstance(d, int) and d != n for d, n in zip(declared.dims, shape, strict=True)
-        ):
+    for declared in (i for i in graph.inputs if i.name in shapes):
+        shape = shapes[declared.name]
+        fits = len(shape) == len(declared.dims)
+        pairs = list(zip(declared.dims, shape, strict=False))
+        if not fits or any(isinstance(d, int) and d != n for d, n in pairs):
             raise AtollError(
                 f"{where}: input {declared.name} is {_words(declared)} in the file, but "
                 f"{list(shape)} was given"
             )
-        for dim, size in zip(declared.dims, shape, strict=True):
+        for dim, size in pairs:
             if isinstance(dim, str) and dim:
                 sizes.setdefault(dim, size)
     free = {d for i in graph.inputs if i.name not in shapes for d in i.dims if isinstance(d, str)}
     free -= sizes.keys()
     if sequence is not None and len(free) == 1 and "" not in free:
         sizes[free.pop()] = sequence
-    result = {}
+    result = dict(shapes)
     for declared in graph.inputs:
         if declared.name in shapes:
-            result[declared.name] = shapes[declared.name]
             continue
         open_ = [d for d in declared.dims if isinstance(d, str) and d not in sizes]
         if open_:

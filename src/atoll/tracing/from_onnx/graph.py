@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -160,7 +161,10 @@ def trained_initializers(graph: OnnxGraph, masks: set[str]) -> tuple[str, ...]:
             weights.append(name)
             continue
         uses = readers[name]
-        fixed = all(_fixed(node, name) for node in uses) or _rotation(initializer, uses)
+        # Tables of sines for rotary positions are multiplied with activations by position.
+        wide = sum(n > 1 for n in initializer.shape) > 1
+        rotation = wide and all(node.op == "Mul" for node in uses)
+        fixed = rotation or all(_fixed(node, name) for node in uses)
         if marked and initializer.elements <= _SMALL and _all_equal(initializer.load()):
             continue  # the exporter's own ones and zeros: weights would be marked
         if initializer.elements > 1 and not fixed and name not in frequencies | masks:
@@ -172,19 +176,10 @@ def _all_equal(data: Array | None) -> bool:
     return data is not None and data.size > 0 and bool((data == data.reshape(-1)[0]).all())
 
 
-def _rotation(initializer: Initializer, readers: Sequence[OnnxNode]) -> bool:
-    """A table of sines for rotary positions: multiplied with activations, position by position."""
-    wide = sum(n > 1 for n in initializer.shape) > 1
-    return wide and all(node.op == "Mul" for node in readers)
-
-
 def _fixed(node: OnnxNode, name: str) -> bool:
-    if node.op not in _FIXED_USES:
-        return False
-    positions = _FIXED_USES[node.op]
-    return positions is None or all(
-        i in positions for i, input_name in enumerate(node.inputs) if input_name == name
-    )
+    positions = _FIXED_USES.get(node.op, ())
+    uses = (i for i, input_name in enumerate(node.inputs) if input_name == name)
+    return positions is None or all(i in positions for i in uses)
 
 
 def _frequencies(graph: OnnxGraph) -> set[str]:
@@ -209,8 +204,8 @@ def _frequencies(graph: OnnxGraph) -> set[str]:
 
 def most_common_float(initializers: Mapping[str, Initializer]) -> str:
     """Return the floating type with the most elements."""
-    elements: dict[str, int] = {}
+    elements: Counter[str] = Counter()
     for initializer in initializers.values():
         if initializer.floating:
-            elements[initializer.dtype] = elements.get(initializer.dtype, 0) + initializer.elements
-    return max(elements, key=lambda name: elements[name], default="float32")
+            elements[initializer.dtype] += initializer.elements
+    return max(elements, key=elements.__getitem__, default="float32")

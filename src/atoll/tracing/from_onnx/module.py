@@ -15,7 +15,7 @@ from atoll.tracing.from_onnx import ops_math, ops_nn, ops_shape
 from atoll.tracing.from_onnx.graph import Input, OnnxGraph, OnnxNode
 from atoll.tracing.from_onnx.onnx_call import OnnxCall, OnnxContext, UnsupportedError, Value
 from atoll.tracing.from_onnx.patterns import GROUP_DOMAIN
-from atoll.tracing.from_onnx.read import can_evaluate, constant, evaluate, fold
+from atoll.tracing.from_onnx.read import constant, evaluate, fold
 from atoll.tracing.record.torch_api import ValueAskedFor, buffer_tensor
 
 _DATA_SIZED = ("NonZero", "Compress", "Unique", "NonMaxSuppression")
@@ -43,10 +43,7 @@ class GraphModule(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
-        self.where = where
-        self.graph = graph
-        self.batch_inputs = batch_inputs
-        self.fixed = fixed
+        self.where, self.graph, self.batch_inputs, self.fixed = where, graph, batch_inputs, fixed
         self.ones = frozenset(ones)
         self.float_dtype = dtype or getattr(torch, graph.float_type)
         self._homes: dict[str, tuple[nn.Module, str]] = {}
@@ -82,10 +79,9 @@ class GraphModule(nn.Module):
             last = _attribute(last)
             while hasattr(home, last):
                 last += "_"
-            kind = self.float_dtype if initializer.dtype == self.graph.float_type else None
-            weight = torch.empty(
-                initializer.shape, dtype=kind or getattr(torch, initializer.dtype), device="meta"
-            )
+            kind = getattr(torch, initializer.dtype)
+            kind = self.float_dtype if initializer.dtype == self.graph.float_type else kind
+            weight = torch.empty(initializer.shape, dtype=kind, device="meta")
             home.register_parameter(last, nn.Parameter(weight))
             self._homes[name] = (home, last)
 
@@ -137,7 +133,7 @@ class GraphModule(nn.Module):
             at = end
 
     def _run_node(self, node: OnnxNode) -> None:
-        args = [self.values[name] if name else None for name in node.inputs]
+        args: list[Any] = [self.values[name] if name else None for name in node.inputs]
         try:
             results = self._results(node, args)
         except AtollError as error:
@@ -154,9 +150,7 @@ class GraphModule(nn.Module):
             ) from None
         except Exception as error:  # shapes that do not fit, in torch's words
             first = (str(error) or type(error).__name__).strip().splitlines()[0]
-            shapes = ", ".join(
-                str(list(a.shape)) for a in args if a is not None and hasattr(a, "shape")
-            )
+            shapes = ", ".join(str(list(a.shape)) for a in args if hasattr(a, "shape"))
             raise AtollError(
                 f"{self.where}: {node.where} does not run on {shapes} ({first}); if the file fixes "
                 "the batch or the sequence, give its own sizes with --inputs and --batch-dim -1"
@@ -169,8 +163,7 @@ class GraphModule(nn.Module):
             return self._branch(node, args[0])
         if node.op == "Constant" and not node.domain:
             return (constant(node),)
-        constant_inputs = present and all(isinstance(value, np.ndarray) for value in present)
-        if constant_inputs and can_evaluate(node):
+        if present and all(isinstance(value, np.ndarray) for value in present):
             evaluated = evaluate(node, args, self.graph.opset)
             if evaluated is not None:
                 return evaluated
@@ -185,8 +178,7 @@ class GraphModule(nn.Module):
     def _branch(self, node: OnnxNode, condition: Value) -> Sequence[Value]:
         if isinstance(condition, torch.Tensor):
             raise UnsupportedError("which branch runs depends on the data")
-        branch: OnnxGraph = node.attributes["then_branch" if bool(condition) else "else_branch"]
-        branch = fold(branch)
+        branch = fold(node.attributes["then_branch" if bool(condition) else "else_branch"])
         self.values.update(branch.constants)
         for inner in branch.nodes:
             self._run_node(replace(inner, path=node.path))
@@ -201,11 +193,7 @@ def _lists(graph: OnnxGraph) -> set[str]:
         parts = path.split(".")
         for i in range(1, len(parts)):
             children.setdefault(".".join(parts[:i]), set()).add(parts[i])
-    return {
-        path
-        for path, child_names in children.items()
-        if path not in node_paths and all(name.isdigit() for name in child_names)
-    }
+    return {path for path in children.keys() - node_paths if all(map(str.isdigit, children[path]))}
 
 
 def _attribute(name: str) -> str:

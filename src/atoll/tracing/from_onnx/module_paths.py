@@ -82,15 +82,10 @@ def _repeated(graph: OnnxGraph, nodes: Sequence[OnnxNode]) -> list[OnnxNode]:
         return list(nodes)
     first, period, times, slack = repeat
     start = first + min(range(slack + 1), key=lambda i: (_crossing(working, first + i), i))
-    paths = []
-    for index in range(len(working)):
-        item, _ = divmod(index - start, period)
-        paths.append(f"layers.{item}" if 0 <= item < times else "")
-    result = []
-    for i, node in enumerate(nodes):
-        following = bisect_left(steps, i)
-        result.append(replace(node, path=paths[min(following, len(paths) - 1)]))
-    return result
+    items = [(index - start) // period for index in range(len(working))]
+    paths = [f"layers.{item}" if 0 <= item < times else "" for item in items]
+    following = (min(bisect_left(steps, i), len(paths) - 1) for i in range(len(nodes)))
+    return [replace(node, path=paths[i]) for node, i in zip(nodes, following, strict=True)]
 
 
 def _with_data(graph: OnnxGraph, nodes: Sequence[OnnxNode]) -> list[int]:
@@ -134,8 +129,7 @@ def repetition(keys: Sequence[object]) -> tuple[int, int, int, int] | None:
         times = int(lengths[longest]) // period + 1
         if times > 1 and period * times > covered:
             covered = period * times
-            slack = int(lengths[longest]) % period
-            best = (int(edges[2 * longest]), period, times, slack)
+            best = (int(edges[2 * longest]), period, times, int(lengths[longest]) % period)
     return best
 
 

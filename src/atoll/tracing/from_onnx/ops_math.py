@@ -12,15 +12,15 @@ import torch.nn.functional as F  # noqa: N812
 from atoll.tracing.from_onnx.onnx_call import OnnxCall, Operator, need
 from atoll.tracing.from_onnx.read import type_name
 
+_SAME = """
+    Abs Acos Asin Atan Ceil Cos Cosh Erf Exp Floor IsInf IsNaN Log Neg Reciprocal Relu Round Sigmoid
+    Sign Sin Sinh Sqrt Tan Tanh
+"""
+"""Operators that torch has under the same name."""
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan,
-    "Ceil": torch.ceil, "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf, "Exp": torch.exp,
-    "Floor": torch.floor, "HardSwish": F.hardswish, "IsInf": torch.isinf, "IsNaN": torch.isnan,
-    "Log": torch.log, "Mish": F.mish, "Neg": torch.neg, "Not": torch.logical_not,
-    "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round,
-    "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh,
-    "Softplus": F.softplus, "Softsign": F.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan,
-    "Tanh": torch.tanh,
+    **{name: getattr(torch, name.lower()) for name in _SAME.split()},
+    "HardSwish": F.hardswish, "Mish": F.mish, "Not": torch.logical_not, "Softplus": F.softplus,
+    "Softsign": F.softsign,
 }  # fmt: skip
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -77,15 +77,12 @@ def _where(call: OnnxCall) -> torch.Tensor:
 
 
 def _clip(call: OnnxCall) -> torch.Tensor:
-    low, high = (
-        call.get(name)
-        if call.value(at) is None
-        else call.context.operand(call.value(at), call.first)
-        for at, name in ((1, "min"), (2, "max"))
+    x = call.first
+    ends = (
+        (call.context.operand(call.value(at), x), name) for at, name in ((1, "min"), (2, "max"))
     )
-    return (
-        call.first if low is None and high is None else torch.clamp(call.first, min=low, max=high)
-    )
+    low, high = (call.get(name) if end is None else end for end, name in ends)
+    return x if low is None and high is None else torch.clamp(x, min=low, max=high)
 
 
 def _prelu(call: OnnxCall) -> torch.Tensor:
@@ -176,9 +173,7 @@ OPERATORS: dict[str, Operator] = {
     "Elu": _sloped(F.elu, 1.0), "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid, "LeakyRelu": _sloped(F.leaky_relu, 0.01),
     "LogSoftmax": _softmax(torch.log_softmax),
-    "LpNormalization": lambda c: F.normalize(
-        c.first, p=float(c.integer("p", 2)), dim=c.integer("axis", -1)
-    ),
+    "LpNormalization": lambda c: F.normalize(c.first, c.number("p", 2), c.integer("axis", -1)),
     "Max": _many(torch.maximum), "Mean": lambda c: reduce(torch.add, c.tensors()) / len(c.args),
     "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu,
     "Softmax": _softmax(torch.softmax),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from atoll.tracing.from_onnx.onnx_call import OnnxCall, OnnxContext, Operator, Value, need
+from atoll.tracing.from_onnx.onnx_call import OnnxCall, Operator, Value, need
 
 # --- products -------------------------------------------------------------------------------------
 
@@ -30,31 +31,27 @@ def _gemm(call: OnnxCall) -> torch.Tensor:
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _padding(
-    call: OnnxCall, sizes: tuple[int, ...], window: list[int]
-) -> tuple[list[int], list[int]]:
+def _padding(call: OnnxCall, window: list[int]) -> tuple[list[int], list[int]]:
     """Return the padding before and after every spatial dimension."""
-    n = len(window)
+    n, sizes = len(window), call.first.shape[2:]
     auto = str(call.get("auto_pad", "NOTSET"))
     if auto in ("NOTSET", "VALID"):
         pads = call.sizes("pads", [0] * 2 * n)
         return pads[:n], pads[n:]
     steps, dilations = call.sizes("strides", [1] * n), call.sizes("dilations", [1] * n)
-    before, after = [], []
+    small, large = [], []
     for size, step, k, d in zip(sizes, steps, window, dilations, strict=True):
         total = max(0, (-(-size // step) - 1) * step + d * (k - 1) + 1 - size)
-        small = total // 2
-        lower = auto == "SAME_LOWER"
-        before.append(total - small if lower else small)
-        after.append(small if lower else total - small)
-    return before, after
+        small.append(total // 2)
+        large.append(total - total // 2)
+    return (large, small) if auto == "SAME_LOWER" else (small, large)
 
 
 def _padded(
     call: OnnxCall, window: list[int], value: float = 0.0
 ) -> tuple[torch.Tensor, list[int]]:
     """Return the input and its symmetric padding; asymmetric padding is applied directly."""
-    before, after = _padding(call, tuple(call.first.shape[2:]), window)
+    before, after = _padding(call, window)
     if before == after:
         return call.first, before
     amounts = [n for pair in zip(reversed(before), reversed(after), strict=True) for n in pair]
@@ -68,7 +65,7 @@ def _conv(call: OnnxCall) -> torch.Tensor:
     transposed = call.op == "ConvTranspose"
     if transposed:
         need(call.get("output_shape") is None, "output_shape")
-        before, after = _padding(call, tuple(x.shape[2:]), window)
+        before, after = _padding(call, window)
         need(before == after, "padding that differs between two sides")
     else:
         x, before = _padded(call, window)
@@ -129,25 +126,24 @@ def _is_causal(mask: Any, queries: int, keys: int) -> bool | None:
 
 
 def _scaled_dot_product(
-    context: OnnxContext,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    call: OnnxCall,
+    qkv: Sequence[torch.Tensor],
     mask: Value,
+    scale: float | None,
     *,
     causal: bool = False,
     hide: bool = False,
     grouped: bool = False,
-    scale: float | None = None,
 ) -> torch.Tensor:
     """Fused attention. A mask that hides exactly the future, or nothing, is none."""
+    q, k, v = qkv
     if mask is not None and not isinstance(mask, torch.Tensor):
         is_causal = _is_causal(~mask if hide else mask, q.shape[-2], k.shape[-2])
         if is_causal is not None:
             causal, mask = causal or is_causal, None
     added = None
     if mask is not None:
-        added = context.tensor(mask)
+        added = call.context.tensor(mask)
         added = torch.logical_not(added) if hide else added
         added = added if added.dtype == torch.bool else added.to(q.dtype)
     flat = q.ndim == 3
@@ -174,7 +170,7 @@ def _pattern(call: OnnxCall) -> torch.Tensor:
         value = float(np.asarray(number).reshape(-1)[0])
         scale = scale * value if op == "Mul" else scale / value
     hide = call.get("mask") == "hide"
-    return _scaled_dot_product(call.context, q, keys, v, call.args[3], hide=hide, scale=scale)
+    return _scaled_dot_product(call, (q, keys, v), call.args[3], scale, hide=hide)
 
 
 def _attention(call: OnnxCall) -> torch.Tensor:
@@ -188,10 +184,9 @@ def _attention(call: OnnxCall) -> torch.Tensor:
             t.reshape(*t.shape[:2], n, -1).transpose(1, 2)
             for t, n in zip((q, k, v), heads, strict=True)
         )
-    y = _scaled_dot_product(
-        call.context, q, k, v, call.value(3), causal=bool(call.get("is_causal", 0)),
-        grouped=q.shape[1] != k.shape[1], scale=call.get("scale"),
-    )  # fmt: skip
+    causal, grouped = bool(call.get("is_causal", 0)), q.shape[1] != k.shape[1]
+    mask, scale = call.value(3), call.get("scale")
+    y = _scaled_dot_product(call, (q, k, v), mask, scale, causal=causal, grouped=grouped)
     return y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y
 
 

@@ -55,8 +55,8 @@ def _slice(call: OnnxCall) -> torch.Tensor:
         size = x.shape[axis]
         wanted = slice(start, end if end > -(1 << 31) else None, step)
         if step < 0:
-            need(list(range(size))[wanted] == list(range(size))[::-1],
-                 "a step backwards over a part")  # fmt: skip
+            indices = list(range(size))
+            need(indices[wanted] == indices[::-1], "a step backwards over a part")
             x = x.flip(axis)
             continue
         begin, stop, _ = wanted.indices(size)
@@ -89,8 +89,7 @@ def _sequence_at(call: OnnxCall) -> Value:
 
 
 def _pad(call: OnnxCall) -> torch.Tensor:
-    n = call.first.ndim
-    mode = str(call.get("mode", "constant"))
+    n, mode = call.first.ndim, str(call.get("mode", "constant"))
     names = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
     need(mode in names, f"mode {mode}")
     pads = call.ints(1, "padding", call.get("pads"))
@@ -198,9 +197,8 @@ def _resize(call: OnnxCall) -> torch.Tensor:
         size = [int(n * f) for n, f in zip(x.shape, factors, strict=True)][2:]
     else:
         size = call.ints(3, "size")[2:]
-    return F.interpolate(
-        x, size=size, mode=mode, align_corners=None if mode == "nearest" else aligned
-    )
+    aligned = None if mode == "nearest" else aligned
+    return F.interpolate(x, size=size, mode=mode, align_corners=aligned)
 
 
 OPERATORS: dict[str, Operator] = {

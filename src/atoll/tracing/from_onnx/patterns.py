@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isclose, pi, sqrt
 
@@ -13,6 +12,10 @@ GROUP_DOMAIN = "atoll"
 _SCALES = ("Mul", "Div")
 _SHAPE_OPS = ("Shape", "Size", "Gather", "Slice", "Cast", "Sqrt", "Div", "Reciprocal", "Mul",
               "Squeeze", "Unsqueeze")  # fmt: skip
+
+
+Match = tuple[OnnxNode, OnnxNode]
+"""The last node of a group, and the node that stands for the group."""
 
 
 @dataclass
@@ -68,8 +71,7 @@ def with_patterns(graph: OnnxGraph) -> OnnxGraph:
     replacements: dict[int, OnnxNode] = {}
     for node in graph.nodes:
         find = _PATTERNS.get(node.op)
-        match = None if find is None else find(search, node)
-        if match is not None:
+        if find is not None and (match := find(search, node)) is not None:
             last, group = match
             replacements[id(last)] = group
     nodes = tuple(replacements.get(id(node), node) for node in graph.nodes)
@@ -86,14 +88,13 @@ def mask_names(graph: OnnxGraph) -> set[str]:
 
 
 def _group(last: OnnxNode, op: str, inputs: tuple[str, ...], **attributes: object) -> OnnxNode:
-    settings: Mapping[str, object] = attributes
-    return replace(last, op=op, domain=GROUP_DOMAIN, inputs=inputs, attributes=settings)
+    return replace(last, op=op, domain=GROUP_DOMAIN, inputs=inputs, attributes=attributes)
 
 
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _attention(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _attention(search: _Search, softmax: OnnxNode) -> Match | None:
     """softmax(scale * q k^T + mask) v; scales lie in front of the product or behind it."""
     default = -1 if search.graph.opset >= 13 else 1
     if softmax.attributes.get("axis", default) not in (-1, 3):
@@ -112,17 +113,14 @@ def _attention(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, OnnxNode] 
             factors.append(factor)
         elif node.op == "Cast":
             name = node.inputs[0]
-        elif node.op == "Add" and not mask:
-            sides = [i for i in (0, 1) if _leads_to_product(search, node.inputs[i])]
+        elif node.op in ("Add", "Where") and not mask:
+            adds = node.op == "Add"
+            options = (0, 1) if adds else (1, 2)
+            sides = [i for i in options if _leads_to_product(search, node.inputs[i])]
             if len(sides) != 1:
                 return None
-            name, mask, kind = node.inputs[sides[0]], node.inputs[1 - sides[0]], "add"
-        elif node.op == "Where" and not mask:
-            sides = [i for i in (1, 2) if _leads_to_product(search, node.inputs[i])]
-            if len(sides) != 1:
-                return None
-            name, mask = node.inputs[sides[0]], node.inputs[0]
-            kind = "keep" if sides[0] == 1 else "hide"
+            name, mask = node.inputs[sides[0]], node.inputs[1 - sides[0] if adds else 0]
+            kind = "add" if adds else "keep" if sides[0] == 1 else "hide"
         else:
             return None
     operands: list[str] = []
@@ -137,15 +135,9 @@ def _attention(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, OnnxNode] 
     q, k = operands
     straight = _straight_keys(search, k)
     inputs = (q, straight or k, values, mask, *(number for number, _ in factors))
-    group = _group(
-        last,
-        "Attention",
-        inputs,
-        mask=kind,
-        transposed=straight is None,
-        factors=tuple(op for _, op in factors),
-    )
-    return last, group
+    operators, transposed = tuple(op for _, op in factors), straight is None
+    settings = {"mask": kind, "transposed": transposed, "factors": operators}
+    return last, _group(last, "Attention", inputs, **settings)
 
 
 def _straight_keys(search: _Search, name: str) -> str | None:
@@ -198,13 +190,13 @@ def _after(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, str] | None:
             return None
 
 
-def _linear(search: _Search, product: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _linear(search: _Search, product: OnnxNode) -> Match | None:
     """A product with a weight, and a bias behind it."""
     weight = search.graph.initializers.get(product.inputs[1])
     plus = search.only_reader(product.outputs[0])
     if weight is None or len(weight.shape) != 2 or plus is None or plus.op != "Add":
         return None
-    bias_name = plus.inputs[1] if plus.inputs[0] == product.outputs[0] else plus.inputs[0]
+    bias_name = _partner(plus, product.outputs[0])
     bias = search.graph.initializers.get(bias_name)
     if bias is None or bias.shape != weight.shape[1:]:
         return None
@@ -214,23 +206,16 @@ def _linear(search: _Search, product: OnnxNode) -> tuple[OnnxNode, OnnxNode] | N
 # --- activations ----------------------------------------------------------------------------------
 
 
-def _erf_gelu(search: _Search, erf: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _erf_gelu(search: _Search, erf: OnnxNode) -> Match | None:
     """x / 2 * (1 + erf(x / sqrt 2)), in any order of its factors."""
-    x = search.scaled(erf.inputs[0])
-    plus = search.only_reader(erf.outputs[0])
-    if x == erf.inputs[0] or plus is None or plus.op != "Add":
-        return None
-    if not _adds_1(search, plus, erf.outputs[0]):
-        return None
-    return _half_times(search, x, plus.outputs[0], "none")
+    x, gate = search.scaled(erf.inputs[0]), _plus_1(search, erf)
+    return None if x == erf.inputs[0] or not gate else _half_times(search, x, gate, "none")
 
 
-def _tanh_gelu(search: _Search, tanh: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _tanh_gelu(search: _Search, tanh: OnnxNode) -> Match | None:
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
-    inner = search.scaled(tanh.inputs[0])
-    scale = search.makers.get(tanh.inputs[0])
-    total = search.makers.get(inner)
-    plus = search.only_reader(tanh.outputs[0])
+    inner, gate = search.scaled(tanh.inputs[0]), _plus_1(search, tanh)
+    scale, total = search.makers.get(tanh.inputs[0]), search.makers.get(inner)
     if inner == tanh.inputs[0] or scale is None or total is None or total.op != "Add":
         return None
     factors = [search.scalar(name) for name in scale.inputs]
@@ -238,22 +223,26 @@ def _tanh_gelu(search: _Search, tanh: OnnxNode) -> tuple[OnnxNode, OnnxNode] | N
         return None
     for x, cubed in (total.inputs, total.inputs[::-1]):
         power = search.makers.get(search.scaled(cubed))
-        if power is None or x not in power.inputs:
-            continue
-        if plus is None or plus.op != "Add" or not _adds_1(search, plus, tanh.outputs[0]):
-            return None
-        return _half_times(search, x, plus.outputs[0], "tanh")
+        if power is not None and x in power.inputs and gate:
+            return _half_times(search, x, gate, "tanh")
     return None
 
 
-def _adds_1(search: _Search, plus: OnnxNode, name: str) -> bool:
-    addend = plus.inputs[1] if plus.inputs[0] == name else plus.inputs[0]
-    return search.scalar(addend) == 1.0
+def _partner(node: OnnxNode, name: str) -> str:
+    """The input of a sum or product beside this one."""
+    return node.inputs[1] if node.inputs[0] == name else node.inputs[0]
 
 
-def _half_times(
-    search: _Search, x: str, gate: str, approximate: str
-) -> tuple[OnnxNode, OnnxNode] | None:
+def _plus_1(search: _Search, node: OnnxNode) -> str:
+    """1 + the node's output, where nothing else reads that; "" for any other use."""
+    name = node.outputs[0]
+    plus = search.only_reader(name)
+    if plus is None or plus.op != "Add" or search.scalar(_partner(plus, name)) != 1.0:
+        return ""
+    return plus.outputs[0]
+
+
+def _half_times(search: _Search, x: str, gate: str, approximate: str) -> Match | None:
     """(x / 2) * gate, (x * gate) / 2 or x * (gate / 2)."""
     halved = False
     name, multiplied = gate, False
@@ -261,7 +250,7 @@ def _half_times(
         node = search.only_reader(name)
         if node is None or node.op not in _SCALES:
             return None
-        operand = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
+        operand = _partner(node, name)
         number = search.scalar(operand)
         if number in ((0.5,) if node.op == "Mul" else (2.0,)) and not halved:
             halved = True
@@ -276,7 +265,7 @@ def _half_times(
     return last, _group(last, "Gelu", (x,), approximate=approximate)
 
 
-def _silu(search: _Search, sigmoid: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
+def _silu(search: _Search, sigmoid: OnnxNode) -> Match | None:
     """x * sigmoid(x)."""
     x = sigmoid.inputs[0]
     times = search.only_reader(sigmoid.outputs[0])

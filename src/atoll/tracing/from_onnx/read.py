@@ -106,9 +106,6 @@ def _input(info: Any) -> Input:
 
 
 def _initializer(onnx: Any, tensor: Any, kinds: dict[str, str], folder: Path) -> Initializer:
-    dtype = type_name(tensor.data_type)
-    shape = tuple(tensor.dims)
-    kind = kinds.get(tensor.name, "")
 
     def load() -> Array | None:
         try:
@@ -116,7 +113,8 @@ def _initializer(onnx: Any, tensor: Any, kinds: dict[str, str], folder: Path) ->
         except Exception:  # external data that are not there
             return None
 
-    return Initializer(tensor.name, shape, dtype, kind, load)
+    dtype, kind = type_name(tensor.data_type), kinds.get(tensor.name, "")
+    return Initializer(tensor.name, tuple(tensor.dims), dtype, kind, load)
 
 
 def tie_weights(graph: OnnxGraph) -> tuple[OnnxGraph, list[str]]:
@@ -124,11 +122,9 @@ def tie_weights(graph: OnnxGraph) -> tuple[OnnxGraph, list[str]]:
     copy goes where the data in the file show that it is one; where they are missing, a note."""
     notes = []
     readers = graph.readers()
-    tables = [
-        name for name in graph.weights
-        if any(n.op == "Gather" and n.inputs[0] == name for n in readers.get(name, ()))
-    ]  # fmt: skip
-    for table in tables:
+    for table in graph.weights:
+        if not any(n.op == "Gather" and n.inputs[0] == table for n in readers.get(table, ())):
+            continue
         shape = graph.initializers[table].shape
         for name in graph.weights:
             weight_readers = readers.get(name, [])
@@ -152,12 +148,9 @@ def _transposed(graph: OnnxGraph, table: str, copy: str, reader: OnnxNode) -> On
         "Transpose", "", f"{copy}.tied", (table,), (copy,), {"perm": [1, 0]}, reader.path
     )
     nodes = [step for n in graph.nodes for step in ((view, n) if n is reader else (n,))]
-    return replace(
-        graph,
-        nodes=tuple(nodes),
-        weights=tuple(name for name in graph.weights if name != copy),
-        initializers={k: v for k, v in graph.initializers.items() if k != copy},
-    )
+    weights = tuple(name for name in graph.weights if name != copy)
+    others = {k: v for k, v in graph.initializers.items() if k != copy}
+    return replace(graph, nodes=tuple(nodes), weights=weights, initializers=others)
 
 
 def _node(onnx: Any, proto: Any, opset: int, folder: Path) -> OnnxNode:
@@ -172,16 +165,8 @@ def _node(onnx: Any, proto: Any, opset: int, folder: Path) -> OnnxNode:
             value = _graph(onnx, value, opset, folder)
         attributes[attribute.name] = value
     domain = "" if proto.domain == "ai.onnx" else proto.domain
-    return OnnxNode(
-        op=proto.op_type,
-        domain=domain,
-        name=proto.name,
-        inputs=tuple(proto.input),
-        outputs=tuple(proto.output),
-        attributes=attributes,
-        path=_scope(proto),
-        proto=proto,
-    )
+    names = proto.name, tuple(proto.input), tuple(proto.output)
+    return OnnxNode(proto.op_type, domain, *names, attributes, _scope(proto), proto)
 
 
 def _scope(proto: Any) -> str:
@@ -208,25 +193,21 @@ def fold(graph: OnnxGraph, more: Collection[str] = ()) -> OnnxGraph:
         small = initializer.elements <= 1 or not initializer.floating or name in more
         if name in constants or not small or initializer.elements > LARGEST_CONSTANT:
             continue
-        if initializer.kind == "PARAMETER":
-            continue
-        data = initializer.load()
-        if data is not None:
+        if initializer.kind != "PARAMETER" and (data := initializer.load()) is not None:
             constants[name] = data
     nodes = []
     for node in graph.nodes:
+        results: tuple[Array, ...] | None = None
+        read = [name for name in node.inputs if name]
         if node.op == "Constant" and not node.domain:
             value = constant(node)
-            if value is not None:
-                constants[node.outputs[0]] = value
-                continue
-        read = [name for name in node.inputs if name]
-        if read and all(name in constants for name in read) and can_evaluate(node):
+            results = None if value is None else (value,)
+        if results is None and read and all(name in constants for name in read):
             results = evaluate(node, [constants.get(name) for name in node.inputs], graph.opset)
-            if results is not None:
-                constants.update(zip(node.outputs, results, strict=False))
-                continue
-        nodes.append(node)
+        if results is None:
+            nodes.append(node)
+        else:
+            constants.update(zip(node.outputs, results, strict=False))
     return without_dead_nodes(replace(graph, nodes=tuple(nodes), constants=constants))
 
 
@@ -237,22 +218,17 @@ def constant(node: OnnxNode) -> Array | None:
     return next((np.asarray(value, kind) for value, kind in typed), None)
 
 
-def can_evaluate(node: OnnxNode) -> bool:
-    return not node.domain and node.op not in _RANDOM and node.op not in ("Loop", "Scan", "If")
-
-
 _RESULTS: dict[object, tuple[Array, ...]] = {}
 
 
 def evaluate(
     node: OnnxNode, inputs: Sequence[Array | None], opset: int
 ) -> tuple[Array, ...] | None:
-    """Evaluate a node with the onnx reference; None if it fails or the outputs are too large."""
-    if _grows(node, inputs):
+    """Evaluate a node with the onnx reference; None if it cannot or the outputs are too large."""
+    if node.domain or node.op in (*_RANDOM, "Loop", "Scan", "If") or _grows(node, inputs):
         return None
-    small = sum(value.size for value in inputs if value is not None) <= 4096
     key = None
-    if small:
+    if sum(value.size for value in inputs if value is not None) <= 4096:
         arrays = tuple(None if v is None else (v.dtype.str, v.shape, v.tobytes()) for v in inputs)
         attributes = tuple(a.SerializeToString() for a in node.proto.attribute)
         key = (node.op, opset, len(node.outputs), attributes, arrays)
@@ -272,12 +248,11 @@ def evaluate(
     feeds = dict(zip(node.inputs, inputs, strict=True))
     try:
         with np.errstate(all="ignore"):
-            output_values = onnx.reference.ReferenceEvaluator(function).run(
-                None, {name: feeds[name] for name in names}, attributes={}
-            )
+            reference = onnx.reference.ReferenceEvaluator(function)
+            arrays_out = reference.run(None, {name: feeds[name] for name in names}, attributes={})
     except Exception:  # not every operator of the reference takes every input: then it is run
         return None
-    by_name = dict(zip(outputs, (np.asarray(value) for value in output_values), strict=True))
+    by_name = dict(zip(outputs, map(np.asarray, arrays_out), strict=True))
     results = tuple(by_name.get(name, np.zeros(0)) for name in node.outputs)
     if key is not None and sum(value.size for value in results) <= 1 << 16:
         _RESULTS[key] = results

@@ -1,7 +1,8 @@
 """What each operator of torch (its ATen library) does: products, passes of vector functions, bytes.
 
-An operator that is not in these tables counts as one operation for each element that it reads or
-writes, and is named in the capture's notes: nothing is dropped in silence.
+Names of element-wise operators, copies and the like are in `aten_names.yaml`. An operator that is
+not in these tables counts as one operation for each element that it reads or writes, and is named
+in the capture's notes: nothing is dropped in silence.
 """
 
 from __future__ import annotations
@@ -9,18 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
+from typing import Any
 
-from atoll.tracing.record.aten_names import (
-    ADDING_SCATTERS,
-    COPIES,
-    ELEMENTWISE,
-    FILLS,
-    GATHERS,
-    LOSSES,
-    MOVES,
-    SCATTERS,
-    SUMS,
-)
+from atoll.files.yamlfile import shipped_table
 from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
 from atoll.tracing.record.trace import OperatorCall, TensorView
 from atoll.workload.graph.operator import Matmul
@@ -33,6 +25,18 @@ from atoll.workload.graph.products import (
     weight_gradient,
 )
 
+_READ = shipped_table("atoll.tracing.record", "aten_names.yaml")
+ELEMENTWISE: dict[str, str] = {
+    name: function for function, names in _READ["elementwise"].items() for name in names.split()
+}
+"""The vector function of each."""
+COPIES, FILLS, ZEROS, SUMS, LOSSES, GATHERS, SCATTERS, ADDING_SCATTERS, MOVES = (
+    frozenset(_READ[kind].split())
+    for kind in (
+        "copies", "fills", "zeros", "sums", "losses", "gathers", "scatters", "adding_scatters",
+        "moves",
+    )
+)  # fmt: skip
 _WITHOUT_WORK = (
     (COPIES, NodeKind.ELEMENTWISE),
     (GATHERS, NodeKind.GATHER),
@@ -61,18 +65,13 @@ def call_node(call: OperatorCall) -> CallNode:
         floating = over.floating or call.outs[0].floating
         work = (VectorPass(ELEMENTWISE[name], over),) if floating else ()
         return _node(call, NodeKind.ELEMENTWISE, passes=work)
-    return replace(_node(call, NodeKind.ROWS, passes=(VectorPass("add", over),)), in_table=False)
+    return _node(call, NodeKind.ROWS, passes=(VectorPass("add", over),), in_table=False)
 
 
-def _node(
-    call: OperatorCall,
-    kind: NodeKind,
-    *,
-    matmuls: tuple[Matmul, ...] = (),
-    passes: tuple[VectorPass, ...] = (),
-) -> CallNode:
-    ins = [view for view in call.ins if view.elements]
-    return CallNode(call, kind, ins, [v for v in call.outs if v.elements], matmuls, passes)
+def _node(call: OperatorCall, kind: NodeKind, **work: Any) -> CallNode:
+    """Return a node; `work`: further fields of `CallNode`."""
+    ins, outs = ([view for view in views if view.elements] for views in (call.ins, call.outs))
+    return CallNode(call, kind, ins, outs, **work)
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -112,93 +111,59 @@ def _grouped(call: OperatorCall) -> CallNode:
     else:
         groups, m, k = a.shape
         product, dealt = Matmul(groups, m, -(-b.shape[1] // groups), k), ("n", b.shape[1])
-    return replace(_node(call, NodeKind.PRODUCT, matmuls=(product,)), grouped_rows=dealt)
+    return _node(call, NodeKind.PRODUCT, matmuls=(product,), grouped_rows=dealt)
 
 
 def _convolution(call: OperatorCall) -> CallNode:
-    """A convolution as a product over unfolded patches; depth-wise ones run on vector cores."""
-    input_view, weight = call.ins[:2]
-    transposed, groups = bool(call.args[6]), int(str(call.args[8]))
-    return _conv_node(call, input_view, weight, call.outs[0], transposed, groups, (True,), False)
-
-
-def _convolution_backward(call: OperatorCall) -> CallNode:
-    grad, input_view, weight = call.ins[:3]
-    transposed, groups = bool(call.args[7]), int(str(call.args[9]))
-    mask = call.args[10]
-    gradient_mask = tuple(bool(w) for w in mask) if isinstance(mask, tuple) else (True, True, True)
-    return _conv_node(call, input_view, weight, grad, transposed, groups, gradient_mask, True)
-
-
-def _conv_node(
-    call: OperatorCall,
-    input_view: TensorView,
-    weight: TensorView,
-    output_view: TensorView,
-    transposed: bool,
-    groups: int,
-    gradient_mask: tuple[bool, ...],
-    backward: bool,
-) -> CallNode:
-    source, target = (output_view, input_view) if transposed else (input_view, output_view)
-    kernel = prod(weight.shape[2:])
-    rows = target.shape[0] * prod(target.shape[2:])
+    """A convolution, or its gradients, as products over unfolded patches; depth-wise ones run on
+    vector cores."""
+    back = call.op.endswith("_backward")  # whose first operand is the gradient
+    x, weight = call.ins[back : back + 2]
+    y = call.ins[0] if back else call.outs[0]
+    transposed, groups = bool(call.args[6 + back]), int(str(call.args[8 + back]))
+    mask = call.args[10] if back else None
+    computed = tuple(map(bool, mask)) if isinstance(mask, tuple) else (True, True, True)
+    source, target = (y, x) if transposed else (x, y)
+    kernel, rows = prod(weight.shape[2:]), target.shape[0] * prod(target.shape[2:])
     inner, outer = source.shape[1] // groups, target.shape[1] // groups
-    product = Matmul(groups, rows, outer, inner * kernel)
-    if transposed:
-        product = Matmul(groups, rows, inner * kernel, outer)
-    biased = gradient_mask[2:3] == (True,) if backward else len(call.ins) > 2
-    bias = (VectorPass("bias_grad" if backward else "bias", output_view),) if biased else ()
+    biased = computed[2:3] == (True,) if back else len(call.ins) > 2
+    bias = (VectorPass("bias_grad" if back else "bias", y),) if biased else ()
     if inner == 1 and outer == 1:
-        times = kernel * (sum(gradient_mask[:2]) if backward else 1)
+        times = kernel * (sum(computed[:2]) if back else 1)
         return _node(call, NodeKind.ROWS, passes=(VectorPass("mul", target, times=times), *bias))
-    matmuls: tuple[Matmul, ...] = (product,)
-    if backward:
-        gradients = zip(gradient_mask, (data_gradient, weight_gradient), strict=False)
-        matmuls = tuple(gradient(product) for computed, gradient in gradients if computed)
+    n, k = (inner * kernel, outer) if transposed else (outer, inner * kernel)
+    matmuls: tuple[Matmul, ...] = (Matmul(groups, rows, n, k),)
+    if back:
+        gradients = zip(computed, (data_gradient, weight_gradient), strict=False)
+        matmuls = tuple(gradient(matmuls[0]) for wanted, gradient in gradients if wanted)
     return _node(call, NodeKind.PRODUCT, matmuls=matmuls, passes=bias)
 
 
-# --- attention ------------------------------------------------------------------------------------
-
-
 def _attention(call: OperatorCall) -> CallNode:
-    q, k, v = call.ins[:3]
-    causal = any(a is True for a in call.args[3:6])
-    scores, passes = _scores(q, k, causal, call)
-    products = (scores, values_product(scores, v.shape[-1]))
-    node = _node(call, NodeKind.ATTENTION, matmuls=products, passes=passes)
-    node.outs = [o for o in node.outs if o.elements > 1]
-    return node
-
-
-def _attention_backward(call: OperatorCall) -> CallNode:
-    """Five products: the scores once more, then dV, dP, dQ and dK (arXiv:2307.08691)."""
-    _, q, k, v = call.ins[:4]
-    causal = any(a is True for a in call.args[5:])
-    scores, passes = _scores(q, k, causal, call)
-    values = values_product(scores, v.shape[-1])
-    products = (scores, weight_gradient(values), data_gradient(values), data_gradient(scores),
-                keys_gradient(scores))  # fmt: skip
-    backward_passes = tuple(VectorPass(f"{p.function}_bwd", p.over, p.inner) for p in passes)
-    return _node(call, NodeKind.ATTENTION, matmuls=products, passes=backward_passes)
-
-
-def _scores(
-    q: TensorView, k: TensorView, causal: bool, call: OperatorCall
-) -> tuple[Matmul, tuple[VectorPass, ...]]:
+    """Two products; backwards five: the scores once more, then dV, dP, dQ and dK
+    (arXiv:2307.08691)."""
+    back = call.op.endswith("_backward")  # whose first operand is the gradient
+    q, k, v = call.ins[back : back + 3]
     batch, heads, queries, width = q.shape
     kv_heads, keys = k.shape[1:3]
+    fraction = 1.0
     if queries == keys:
+        causal = any(a is True for a in (call.args[5:] if back else call.args[3:6]))
         share = call.unmasked_share
         fraction = attention_fraction(queries, causal, 0) if share is None else share
-        product = scores_product(batch, queries, heads, kv_heads, width, fraction)
-    else:
-        fraction = 1.0
-        product = Matmul(batch * kv_heads, queries * (heads // kv_heads), keys, width, 1.0, "batch")
-    columns = max(1, round(fraction * keys))
-    over = TensorView(q.value, (batch, heads, queries, columns), (0, 0, 0, 0), 0, 2, True)
-    return product, (VectorPass("softmax", over),)
+    scores = scores_product(batch, queries, heads, kv_heads, width, fraction, keys)
+    values = values_product(scores, v.shape[-1])
+    shape = batch, heads, queries, max(1, round(fraction * keys))
+    over = TensorView(q.value, shape, (0, 0, 0, 0), 0, 2, True)
+    passes = (VectorPass("softmax_bwd" if back else "softmax", over),)
+    products: tuple[Matmul, ...] = (scores, values)
+    if back:
+        gradients = weight_gradient(values), data_gradient(values), data_gradient(scores)
+        products = (scores, *gradients, keys_gradient(scores))
+    node = _node(call, NodeKind.ATTENTION, matmuls=products, passes=passes)
+    if not back:
+        node.outs = [o for o in node.outs if o.elements > 1]
+    return node
 
 
 # --- norms, softmax, loss, look-ups ---------------------------------------------------------------
@@ -218,15 +183,15 @@ def _layer_norm(call: OperatorCall) -> CallNode:
 
 def _embedding(call: OperatorCall) -> CallNode:
     table = call.outs[0] if call.op.endswith("_backward") else call.ins[0]
-    return replace(_node(call, NodeKind.MOVE), lookup_table=table)
+    return _node(call, NodeKind.MOVE, lookup_table=table)
 
 
 _SPECIAL: dict[str, Callable[[OperatorCall], CallNode]] = {
     "mm": _mm, "addmm": _mm, "bmm": _mm, "baddbmm": _mm, "mv": _mv, "addmv": _mv, "dot": _mv,
     "_grouped_mm": _grouped,
-    "convolution": _convolution, "convolution_backward": _convolution_backward,
+    "convolution": _convolution, "convolution_backward": _convolution,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
     "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm,
     "_fused_rms_norm": _layer_norm, "_fused_rms_norm_backward": _layer_norm,
     "native_group_norm": _row("layernorm"), "native_group_norm_backward": _row("layernorm_bwd"),

@@ -58,8 +58,7 @@ def module_from_config(
     if causal:
         fields["use_cache"] = False
     if model_type in _TRANSLATING:
-        fields.setdefault("decoder_start_token_id", 0)
-        fields.setdefault("pad_token_id", 0)
+        fields = {"decoder_start_token_id": 0, "pad_token_id": 0} | fields
     if model_type not in transformers.CONFIG_MAPPING:
         raise AtollError(f"transformers knows no model_type {model_type!r}")
     try:
@@ -70,32 +69,26 @@ def module_from_config(
     if model_type in _IMAGE:
         loader = transformers.AutoModelForImageClassification
         size = settings.image_size
-        inputs = {
-            "pixel_values": torch.empty(1, settings.num_channels, size, size, device="meta"),
-            "labels": torch.empty(1, dtype=torch.int64, device="meta"),
-        }
+        pixels = torch.empty(1, settings.num_channels, size, size, device="meta")
+        labels = torch.empty(1, dtype=torch.int64, device="meta")
+        inputs = {"pixel_values": pixels, "labels": labels}
     else:
-        masked = model_type in _MASKED_LM
-        loader = transformers.AutoModelForCausalLM
-        if masked:
-            loader = transformers.AutoModelForMaskedLM
-        elif model_type in _TRANSLATING:
-            loader = transformers.AutoModelForSeq2SeqLM
         ids = torch.empty(1, sequence, dtype=torch.int64, device="meta")
         inputs = {"input_ids": ids, "labels": ids}
-        if masked:  # the library would look at the ids to make it
-            inputs["attention_mask"] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
-            inputs["position_ids"] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
-
+        loader = transformers.AutoModelForCausalLM
+        if model_type in _MASKED_LM:
+            loader = transformers.AutoModelForMaskedLM
+            for name in ("attention_mask", "position_ids"):  # the library would look at the ids
+                inputs[name] = torch.empty(1, sequence, dtype=torch.int64, device="meta")
+        elif model_type in _TRANSLATING:
+            loader = transformers.AutoModelForSeq2SeqLM
     if type(settings) not in loader._model_mapping:
         raise AtollError(
             f"transformers has no module to train model_type {model_type!r} on tokens or images "
             "alone; write a function that builds yours, and capture that"
         )
-    if (
-        any("expert" in name for name in fields)
-        and loader._model_mapping[type(settings)]._can_set_experts_implementation()
-    ):
+    kind = loader._model_mapping[type(settings)]
+    if any("expert" in name for name in fields) and kind._can_set_experts_implementation():
         settings._experts_implementation = "grouped_mm"  # one product, not a loop over the data
 
     def build() -> Any:

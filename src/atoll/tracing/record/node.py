@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -60,3 +61,6 @@ class CallNode:
     @property
     def op(self) -> str:
         return self.call.op
+
+
+Nodes = Sequence[CallNode]

@@ -6,7 +6,7 @@ import logging
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +29,22 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 @contextmanager
-def _no_initial_values() -> Iterator[None]:
+def _attributes(owner: object, **values: object) -> Iterator[None]:
+    """Give attributes other values inside the block."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def _no_initial_values() -> AbstractContextManager[None]:
     """Disable weight initialization, which may read values that fake tensors do not have."""
     names = [n for n in dir(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
-    before = {name: getattr(torch.nn.init, name) for name in names}
-
-    def nothing(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        return tensor
-
-    try:
-        for name in names:
-            setattr(torch.nn.init, name, nothing)
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(torch.nn.init, name, function)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the log of fake tensors, which repeats the raised error."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before = log.disabled
-    log.disabled = True
-    try:
-        yield
-    finally:
-        log.disabled = before
+    return _attributes(torch.nn.init, **dict.fromkeys(names, lambda tensor, *_, **__: tensor))
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:
@@ -203,7 +192,9 @@ def _record(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-        stack.enter_context(_quiet())
+        # The log of fake tensors repeats the raised error.
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        stack.enter_context(_attributes(log, disabled=True))
         with recorder:
             try:
                 output = torch.func.functional_call(
@@ -227,12 +218,10 @@ def _record(
         else:
             weight = recorder.view(tensor).value
             trace.gradient_weights[recorder.view(gradient).value] = weight
-    trace.containers = tuple(
-        path
-        for path, child in module.named_modules()
-        if isinstance(child, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict)
-    )
-    trace.classes = {path: type(child).__name__ for path, child in module.named_modules()}
+    lists = torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict
+    children = list(module.named_modules())
+    trace.containers = tuple(path for path, child in children if isinstance(child, lists))
+    trace.classes = {path: type(child).__name__ for path, child in children}
     trace.window = stated_window(getattr(module, "config", None))
     trace.drop_dead_calls()
     trace.drop_shared_gradient_sums()
@@ -244,10 +233,8 @@ def stated_window(config: object) -> int:
     transformers library has it; 0 where it says nothing of the kind."""
     config = getattr(config, "text_config", None) or config
     kinds = getattr(config, "layer_types", None)
-    for field, kind in (
-        ("sliding_window", "sliding_attention"),
-        ("attention_chunk_size", "chunked_attention"),
-    ):
+    words = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
+    for field, kind in words.items():
         size = getattr(config, field, None)
         used = kind in kinds if kinds else getattr(config, "use_sliding_window", True)
         if isinstance(size, int) and size > 0 and used:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from atoll.tracing.record.trace import Argument, ModuleTrace, OperatorCall, TensorView, ValueSource
 from atoll.workload.builders.block_runs import periods
 
@@ -80,11 +82,8 @@ def _containers(trace: ModuleTrace) -> list[str]:
     """The outermost lists that repeat a class; else the outermost lists; else the module."""
 
     def repeats(path: str) -> bool:
-        classes = [
-            name
-            for child, name in trace.classes.items()
-            if child.rpartition(".")[0] == path and child != path
-        ]
+        children = (child for child in trace.classes if child != path)
+        classes = [trace.classes[c] for c in children if c.rpartition(".")[0] == path]
         return len(set(classes)) < len(classes)
 
     def outermost(paths: Sequence[str]) -> list[str]:
@@ -94,9 +93,8 @@ def _containers(trace: ModuleTrace) -> list[str]:
                 chosen.append(path)
         return chosen
 
-    return outermost([p for p in trace.containers if repeats(p)]) or outermost(
-        trace.containers or ("",)
-    )
+    repeating = outermost([p for p in trace.containers if repeats(p)])
+    return repeating or outermost(trace.containers or ("",))
 
 
 def _item(path: str, containers: Sequence[str]) -> str:
@@ -114,14 +112,11 @@ def _cut_tail(
     """What runs between two items belongs to the first of them. Behind the last item of a list, as
     much belongs to it as behind the one before it; the rest is a segment of its own."""
     for index in reversed(range(len(bounds))):
-        name = names[index]
-        if not name:
-            continue
+        name, inner = names[index], index + 1 < len(bounds)
         container = name.rpartition(".")[0]
-        followed = index + 1 < len(bounds) and names[index + 1].rpartition(".")[0] == container
-        if followed:
+        if not name or (inner and names[index + 1].rpartition(".")[0] == container):
             continue
-        end = bounds[index + 1] if index + 1 < len(bounds) else len(items)
+        end = bounds[index + 1] if inner else len(items)
         last = max(t for t in range(bounds[index], end) if items[t] == name)
         suffix = 0
         if index and names[index - 1].rpartition(".")[0] == container:
@@ -153,10 +148,8 @@ def _with_gradient(trace: ModuleTrace) -> set[int]:
 def _segments(
     trace: ModuleTrace, bounds: Sequence[int], names: Sequence[str], with_gradient: set[int]
 ) -> list[Segment]:
-    ends = [*bounds[1:], len(trace.ticks)]
-    owner = [
-        index for index, (a, b) in enumerate(zip(bounds, ends, strict=True)) for _ in range(a, b)
-    ]
+    lengths = np.diff([*bounds, len(trace.ticks)])
+    owner = np.repeat(np.arange(len(bounds)), lengths).tolist()
     forward: list[list[OperatorCall]] = [[] for _ in bounds]
     backward: list[list[OperatorCall]] = [[] for _ in bounds]
     last_reader: dict[int, int] = {}
@@ -177,18 +170,13 @@ def _segments(
         values = (v for v, start in stream.items() if start < index <= last_reader.get(v, -1))
         return tuple(sorted(values, reverse=True))
 
-    return [
-        Segment(
-            name or _name(forward[index], trace, index == 0),
-            f"{name}." if name else "",
-            tuple(forward[index]),
-            tuple(backward[index]),
-            crossing(index),
-            crossing(index + 1),
-        )
-        for index, name in enumerate(names)
-        if forward[index] or backward[index]
-    ]
+    segments = []
+    for index, path in enumerate(names):
+        calls = tuple(forward[index]), tuple(backward[index])
+        if any(calls):
+            name, prefix = path or _name(calls[0], trace, index == 0), f"{path}." if path else ""
+            segments.append(Segment(name, prefix, *calls, crossing(index), crossing(index + 1)))
+    return segments
 
 
 def _name(calls: Sequence[OperatorCall], trace: ModuleTrace, first: bool) -> str:
@@ -230,18 +218,14 @@ def _signature(segment: Segment, trace: ModuleTrace) -> tuple[object, ...]:
         if isinstance(argument, TensorView):
             value = trace.values[argument.value]
             number = numbers.setdefault(argument.value, len(numbers))
-            kind = crossing.get(argument.value) or (
-                "own" if argument.value in computed else str(value.source)
-            )
+            source = "own" if argument.value in computed else str(value.source)
+            kind = crossing.get(argument.value) or source
             return (number, kind, argument.shape, argument.strides, argument.offset,
                     argument.element_bytes)  # fmt: skip
         if isinstance(argument, tuple):
             return tuple(plain(item) for item in argument)
         return argument
 
-    def row(call: OperatorCall) -> object:
-        return (call.op, plain(call.args), plain(call.outs), call.unmasked_share)
-
-    rows = [row(call) for call in (*segment.forward, *segment.backward)]
-    leaving = tuple(numbers.get(value, -1) for value in segment.leaving)
-    return (tuple(rows), leaving)
+    calls = (*segment.forward, *segment.backward)
+    rows = [(c.op, plain(c.args), plain(c.outs), c.unmasked_share) for c in calls]
+    return tuple(rows), tuple(numbers.get(value, -1) for value in segment.leaving)

@@ -137,7 +137,12 @@ class Recorder(TorchDispatchMode):
         try:
             result = func(*args, **(kwargs or {}))
         except ValueAskedFor as error:
-            raise AtollError(_refusal(name)) from error
+            op = name.removeprefix("aten::")
+            raise AtollError(
+                f"{_line()}: what happens here depends on the data ({op}), so no graph can be "
+                "captured; make it a tensor operation (torch.where), fix it by an argument, or "
+                "leave it out with .eval()"
+            ) from error
         except UnsupportedOperatorException as error:
             raise AtollError(
                 f"{_line()}: operator {name} has no shape rule for fake tensors; register one with "
@@ -214,11 +219,3 @@ def _line() -> str:
         if TORCH not in file.parents and _FOLDER not in file.parents and file.suffix == ".py":
             return f"{frame.filename}:{frame.lineno}: `{frame.line}`"
     return "the module"
-
-
-def _refusal(name: str) -> str:
-    return (
-        f"{_line()}: what happens here depends on the data ({name.removeprefix('aten::')}), so no "
-        "graph can be captured; make it a tensor operation (torch.where), fix it by an argument, "
-        "or leave it out with .eval()"
-    )

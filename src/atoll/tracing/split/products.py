@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from atoll.tracing.record.node import CallNode, NodeKind
 from atoll.tracing.record.trace import TensorView
-from atoll.tracing.split.division import Splits
-from atoll.tracing.split.labels import ConflictError, Cut
+from atoll.tracing.split.division import ConflictError, Cut, Splits
 from atoll.workload.modelfile import ProductSplit
 
 
 def unknown(splits: Splits, node: CallNode) -> None:
     """Handle an operator without a rule: all inputs must be undivided."""
     for view in node.ins:
-        cut = splits.cut(view)
-        if cut is not None:
+        if (cut := splits.cut(view)) is not None:
             raise ConflictError(cut.origins)
         splits.reduce_partial(view)
 
@@ -51,40 +49,31 @@ def _contract(
     left, right = splits.cut(a), splits.cut(b)
     if left is None and right is None:
         if splits.may_cut(b):
-            right = splits.cut_weight(b, roles_b.index("n"), frozenset())
+            right = splits.cut_weight(b, roles_b.index("n"))
         elif splits.may_cut(a):
-            left = splits.cut_weight(a, roles_a.index("m"), frozenset())
+            left = splits.cut_weight(a, roles_a.index("m"))
         else:
             return
-    origins = frozenset().union(*(c.origins for c in (left, right) if c is not None))
+    cuts = [c for c in (left, right) if c is not None]
+    origins, cut = frozenset().union(*(c.origins for c in cuts)), cuts[0]
     role_a = roles_a[left.dim] if left is not None else ""
     role_b = roles_b[right.dim] if right is not None else ""
-    if role_a and not role_b and role_a in roles_b:
-        # The other operand has this dimension too: a weight is cut along, a constant is sliced.
+    role, (other, roles_other) = role_a or role_b, (b, roles_b) if role_a else (a, roles_a)
+    # Where the other operand has this dimension too, a weight is cut along, a constant is sliced.
+    follows = not (role_a and role_b) and role in roles_other
+    if follows and splits.may_cut(other):
         wide = b.shape[roles_b.index("n")] > _WIDE * b.shape[-2]
-        if splits.may_cut(b) and role_a not in roles_out and wide:
+        if role_a and role not in roles_out and wide:
             raise ConflictError(origins)  # better this one by columns (a head), and those whole
-        if splits.may_cut(b):
-            right = splits.cut_weight(b, roles_b.index(role_a), origins)
-        elif b.value not in splits.constant:
-            raise ConflictError(origins)
-        role_b = role_a
-    elif role_b and not role_a and role_b in roles_a:
-        if splits.may_cut(a):
-            left = splits.cut_weight(a, roles_a.index(role_b), origins)
-        elif a.value not in splits.constant:
-            raise ConflictError(origins)
-        role_a = role_b
-    if role_a and role_b and role_a != role_b:
+        followed = splits.cut_weight(other, roles_other.index(role), origins)
+        cut = cut if role_a else followed
+    elif (follows and other.value not in splits.constant) or role_b not in ("", role):
         raise ConflictError(origins)
-    role = role_a or role_b
     splits.products[id(node)] = [_NAMES.get(role, "")]
     out = node.outs[0]
     if role not in roles_out:
         splits.partial[out.value] = origins
         return
-    cuts = [c for c in (left, right) if c is not None and c.dim >= 0]
-    cut = cuts[0]
     dim = roles_out.index(role)
     splits.put(out, dim, Cut(dim, cut.units, cut.loose, origins, cut.block))
     for bias in node.ins[: len(node.ins) - 2] if node.op.startswith("add") else []:
@@ -125,7 +114,7 @@ def convolution(splits: Splits, node: CallNode) -> None:
     """Output channels are cut like columns, input channels like rows, depth-wise ones as heads."""
     back = node.op == "convolution_backward"
     splits.reduce_partials(node.ins)
-    x, weight = (node.ins[1], node.ins[2]) if back else (node.ins[0], node.ins[1])
+    x, weight = node.ins[back : back + 2]
     deep = node.kind is not NodeKind.PRODUCT
     left, right = splits.cut(x), splits.cut(weight)
     if node.matmuls and node.matmuls[0].batch > 1:
@@ -137,7 +126,7 @@ def convolution(splits: Splits, node: CallNode) -> None:
         if left is None and right is None:
             if deep or not splits.may_cut(weight):
                 return
-            right = splits.cut_weight(weight, 0, frozenset())
+            right = splits.cut_weight(weight, 0)
         elif left is not None and right is None:
             if not splits.may_cut(weight):
                 raise ConflictError(left.origins)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.tracing.record.aten_names import ZEROS
+from atoll.tracing.record.aten import ZEROS
 from atoll.tracing.record.node import CallNode
 from atoll.tracing.record.trace import TensorView
-from atoll.tracing.split.division import Splits
-from atoll.tracing.split.labels import ConflictError, Cut, merged_cut
+from atoll.tracing.split.division import ConflictError, Cut, Splits, merged_cut
 from atoll.tracing.split.products import attention, convolution, grouped, product, unknown
 
 Rule = Callable[[Splits, CallNode], None]
@@ -25,15 +24,11 @@ _LINEAR = frozenset(_PASSING.split())
 
 def _pass_partial(splits: Splits, node: CallNode) -> bool:
     """Return whether the output is a partial sum because its operands are."""
-    partial = [view for view in node.ins if splits.is_partial(view)]
+    partial = [view for view in node.ins if splits.is_partial(view.value)]
     if not partial:
         return False
-    name = node.op.rstrip("_")
-    others = [
-        view
-        for view in node.ins
-        if view.floating and not splits.is_partial(view) and view.value not in splits.zeros
-    ]
+    name, rest = node.op.rstrip("_"), (v for v in node.ins if not splits.is_partial(v.value))
+    others = [view for view in rest if view.floating and view.value not in splits.zeros]
     same = all(splits.cut(view) is None for view in node.ins)
     linear = len(partial) == 1 and (name in _WEIGHING or (name in _LINEAR and not others))
     # What several operators read is reduced once, before the first of them.
@@ -59,8 +54,7 @@ def elementwise(splits: Splits, node: CallNode) -> None:
     out = node.outs[0]
     cuts: dict[int, Cut] = {}
     for view in node.ins:
-        cut = splits.cut(view)
-        if cut is None:
+        if (cut := splits.cut(view)) is None:
             continue
         dim = _dim_after(node, view, out, cut)
         if out.shape[dim] != view.shape[cut.dim]:  # joined or padded along the cut
@@ -122,8 +116,7 @@ def reduction(splits: Splits, node: CallNode) -> None:
     if _pass_partial(splits, node):
         return
     splits.reduce_partials(node.ins)
-    cut = splits.cut(node.ins[0])
-    if cut is None:
+    if (cut := splits.cut(node.ins[0])) is None:
         return
     dims, keeps_dims = _dims(node)
     if cut.dim in dims:
@@ -140,12 +133,9 @@ def reduction(splits: Splits, node: CallNode) -> None:
 
 def rowwise(splits: Splits, node: CallNode) -> None:
     """Norms, softmax and their derivatives: only the dimensions of rows may be divided."""
-    work = node.passes[0] if node.passes else None
-    inner = work.inner if work is not None else 1
-    main = work.over if work is not None else node.ins[0]
+    inner, main = (node.passes[0].inner, node.passes[0].over) if node.passes else (1, node.ins[0])
     splits.reduce_partials(node.ins)
-    cuts = [(view, splits.cut(view)) for view in node.ins]
-    cut_views = [(view, cut) for view, cut in cuts if cut is not None]
+    cut_views = [(view, cut) for view in node.ins if (cut := splits.cut(view)) is not None]
     if not cut_views:
         return
     loss = "log_softmax" in node.op
@@ -168,25 +158,21 @@ def nll_loss(splits: Splits, node: CallNode) -> None:
     """Select one column per row; with cut columns, on the device that holds it."""
     splits.reduce_partials(node.ins)
     for view in node.ins:
-        cut = splits.cut(view)
-        if cut is not None:
-            for out in node.outs:
-                if out.shape == view.shape:
-                    splits.put(out, cut.dim, cut)
+        if (cut := splits.cut(view)) is not None:
+            for out in (out for out in node.outs if out.shape == view.shape):
+                splits.put(out, cut.dim, cut)
 
 
 def lookup(splits: Splits, node: CallNode) -> None:
     """Look up rows of a table cut by rows: devices without the row contribute zero."""
     table = node.ins[0]
     if splits.may_cut(table) and table.value in splits.tables:
-        cut = splits.cut_weight(table, 0, frozenset())
-        splits.padded |= cut.origins
-    table_cut = splits.cut(table)
-    if table_cut is None:
+        splits.padded |= splits.cut_weight(table, 0).origins
+    if (cut := splits.cut(table)) is None:
         return
-    if table_cut.dim != 0:
-        raise ConflictError(table_cut.origins)
-    splits.partial[node.outs[0].value] = table_cut.origins
+    if cut.dim != 0:
+        raise ConflictError(cut.origins)
+    splits.partial[node.outs[0].value] = cut.origins
 
 
 def gather(splits: Splits, node: CallNode) -> None:
@@ -196,8 +182,7 @@ def gather(splits: Splits, node: CallNode) -> None:
     splits.reduce_partials(node.ins)
     out = node.outs[0]
     for view in node.ins:
-        cut = splits.cut(view)
-        if cut is None:
+        if (cut := splits.cut(view)) is None:
             continue
         last = len(view.shape) - 1
         if cut.dim != last or view.shape[last] != out.shape[-1] or len(view.shape) < 2:

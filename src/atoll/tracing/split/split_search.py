@@ -9,72 +9,48 @@ residual addition), the weights that led there stay whole and the walk begins an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from atoll.tracing.record.node import CallNode
+from atoll.tracing.record.node import Nodes
 from atoll.tracing.record.segment import Segment
 from atoll.tracing.record.trace import ModuleTrace, ValueSource
-from atoll.tracing.split.division import Splits
-from atoll.tracing.split.labels import ConflictError
+from atoll.tracing.split.division import ConflictError, Splits
 from atoll.tracing.split.products import unknown
 from atoll.tracing.split.rules import RULES, elementwise
 
 
 def find_splits(
-    forward: Sequence[CallNode], backward: Sequence[CallNode], trace: ModuleTrace, segment: Segment,
-    outside: set[int],
-) -> Splits:  # fmt: skip
+    forward: Nodes, backward: Nodes, trace: ModuleTrace, segment: Segment, outside: set[int]
+) -> Splits:
     """Find the division of a layer that keeps the most weights cut."""
     banned: frozenset[int] = frozenset()
     leaving = {*outside, *segment.leaving} - set(trace.gradient_weights)
+    nodes = (*forward, *backward)
+    outputs = {v.value for node in nodes for v in node.outs}
+    # Weights, what enters, and what is computed from them; the rest (masks, rotations) is constant.
+    live = {v.number for v in trace.values if v.source is ValueSource.WEIGHT} | {*segment.entering}
+    constant = {v.value for node in nodes for v in node.ins} - outputs - live
+    for node in forward:
+        affected = live if any(view.value in live for view in node.ins) else constant
+        affected.update(view.value for view in node.outs)
+    tables = [n.lookup_table.value for n in forward if n.lookup_table is not None]
     while True:
         splits = Splits(trace.values, banned)
-        outputs = {v.value for node in (*forward, *backward) for v in node.outs}
-        read = {v.value for node in (*forward, *backward) for v in node.ins}
-        splits.constant = {
-            v for v in read - outputs - set(segment.entering) if not _weight(trace, v)
-        } | _without_gradient(forward, trace, segment)
-        for nodes in (forward, backward):
-            pass_outputs = {v.value for node in nodes for v in node.outs}
+        splits.constant = {*constant}
+        for pass_ in (forward, backward):
+            pass_outputs = {v.value for node in pass_ for v in node.outs}
             splits.readers.update(
-                value for n in nodes for value in {v.value for v in n.ins} if value in pass_outputs
+                value for n in pass_ for value in {v.value for v in n.ins} if value in pass_outputs
             )
-        tables = [n.lookup_table.value for n in forward if n.lookup_table is not None]
         splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
         try:
             _walk(splits, forward, backward, leaving)
+            return splits
         except ConflictError as conflict:
-            new = conflict.origins - banned
-            if not new:  # nothing left to blame: everything stays whole
+            if conflict.origins <= banned:  # nothing left to blame: everything stays whole
                 return Splits(trace.values)
-            banned |= new
-            continue
-        return splits
+            banned |= conflict.origins
 
 
-def _weight(trace: ModuleTrace, value: int) -> bool:
-    return trace.values[value].source is ValueSource.WEIGHT
-
-
-def _without_gradient(
-    forward: Sequence[CallNode], trace: ModuleTrace, segment: Segment
-) -> set[int]:
-    """Return values computed from constants only (masks, rotations)."""
-    live = set(segment.entering) | {
-        v.number for v in trace.values if v.source is ValueSource.WEIGHT
-    }
-    constant: set[int] = set()
-    for node in forward:
-        if any(view.value in live for view in node.ins):
-            live.update(view.value for view in node.outs)
-        else:
-            constant.update(view.value for view in node.outs)
-    return constant
-
-
-def _walk(
-    splits: Splits, forward: Sequence[CallNode], backward: Sequence[CallNode], leaving: set[int]
-) -> None:
+def _walk(splits: Splits, forward: Nodes, backward: Nodes, leaving: set[int]) -> None:
     """Propagate cuts through both passes; values that leave the layer are complete."""
     for nodes, splits.backward in ((forward, False), (backward, True)):
         for node in nodes:
@@ -82,9 +58,7 @@ def _walk(
             if rule is None:
                 rule = elementwise if node.kind == "elementwise" else unknown
             rule(splits, node)
-            for view in node.outs:
-                if view.value in leaving:
-                    label = splits.labels.get(view.value)
-                    if label is not None:
-                        raise ConflictError(label.origins)
-                    splits.reduce_partial(view)
+            for view in (view for view in node.outs if view.value in leaving):
+                if (label := splits.labels.get(view.value)) is not None:
+                    raise ConflictError(label.origins)
+                splits.reduce_partial(view)

@@ -21,14 +21,14 @@ def attention(
     without its reduction and its bias. `positions` are added to the scores; keys and values come
     from another `source` than the queries in cross-attention."""
     config = graph.config
-    gate = ""
-    if source:
-        q, k, v = _cross_projections(graph, x, source)
+    gate: list[str] = []
+    if source:  # queries of one sequence, keys and values of another
+        (q,), (k, v) = _joint(graph, "q", x, "q"), _joint(graph, "kv", source, "k", "v")
     elif config.latent_kv:
         q, k, v = latent_projections(graph, x)
     else:
-        q, k, v, *gates = _projections(graph, x)
-        gate = "".join(gates)
+        output_gate = ("q.gate",) if config.gated_attention else ()
+        q, k, v, *gate = _joint(graph, "qkv", x, "q", "k", "v", *output_gate)
     if config.qk_norm:
         q, k = _query_norm(graph, q), _query_norm(graph, k)
     if config.positions == "rotary" and not config.latent_kv:
@@ -38,22 +38,9 @@ def attention(
     fused = kind == "flash" or windowed or (kind == "unfused-biased" and not positions)
     core = _flash if fused else _unfused
     context = core(graph, q, k, v, (*filter(None, (positions,)), *sinks))
-    if gate:  # tanh stands for the sigmoid
-        context = graph.gate("context.gated", context, gate, "tanh")
+    for name in gate:  # tanh stands for the sigmoid
+        context = graph.gate("context.gated", context, name, "tanh")
     return graph.closing("proj", context, bias=config.output_bias, open_end=open_end)
-
-
-def _projections(graph: GraphBuilder, x: str) -> list[str]:
-    """Queries, keys and values, and the output's gate if there is one, in one product."""
-    gate = ("q.gate",) if graph.config.gated_attention else ()
-    return _joint(graph, "qkv", x, "q", "k", "v", *gate)
-
-
-def _cross_projections(graph: GraphBuilder, x: str, source: str) -> tuple[str, str, str]:
-    """Queries of one sequence, keys and values of another."""
-    (q,) = _joint(graph, "q", x, "q")
-    k, v = _joint(graph, "kv", source, "k", "v")
-    return q, k, v
 
 
 def _joint(graph: GraphBuilder, product: str, x: str, *names: str) -> list[str]:
@@ -79,17 +66,10 @@ def _rotary(graph: GraphBuilder, q: str, k: str) -> tuple[str, str]:
     """Only the rotated columns of each head are work."""
     config = graph.config
     outs = graph.like(f"{q}.rotated", q), graph.like(f"{k}.rotated", k)
-    vectors = tuple(
-        VectorWork("rotary", graph.tokens, heads * config.rotated, Region.TENSOR)
-        for heads in (config.heads, config.kv_heads)
-    )
+    columns = (heads * config.rotated for heads in (config.heads, config.kv_heads))
+    vectors = tuple(VectorWork("rotary", graph.tokens, n, Region.TENSOR) for n in columns)
     graph.run("rotary", "rotary", (q, k), outs, vectors=vectors)
     return outs
-
-
-def _context(graph: GraphBuilder) -> str:
-    config = graph.config
-    return graph.columns("context", config.heads * config.value_width, config.heads)
 
 
 def _flash(graph: GraphBuilder, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
@@ -101,11 +81,10 @@ def _flash(graph: GraphBuilder, q: str, k: str, v: str, more: tuple[str, ...]) -
     fraction = attention_fraction(length, config.causal, config.window, chunked=config.chunked)
     positions = [name for name in more if graph.tensors[name].role is Role.ACTIVATION]
     scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction, keys)
-    out = _context(graph)
+    out = graph.columns("context", config.heads * config.value_width, config.heads)
     # One fp32 log-sum-exp a row: all that the backward pass needs to make the scores again.
-    statistics = graph.add(
-        "context.lse", (b, config.heads, s), FLOAT, Region.TENSOR, 1, config.heads
-    )
+    shape = b, config.heads, s
+    statistics = graph.add("context.lse", shape, FLOAT, Region.TENSOR, 1, config.heads)
     rows, columns = b * config.heads * s, max(1, round(fraction * keys))
     # The cap's first scaling is the scores' own; scale and mask cost nothing in a product's end.
     functions = ["tanh", "mul"] if config.score_cap else []
@@ -113,15 +92,9 @@ def _flash(graph: GraphBuilder, q: str, k: str, v: str, more: tuple[str, ...]) -
     functions += ["softmax"]
     functions += ["dropout"] if config.attention_dropout else []
     vectors = tuple(VectorWork(name, rows, columns, Region.TENSOR) for name in functions)
-    graph.run(
-        "attention",
-        "attention",
-        (q, k, v, *more),
-        (out, statistics),
-        matmuls=(scores, values_product(scores, config.value_width)),
-        vectors=vectors,
-        on_chip=True,
-    )
+    products, writes = (scores, values_product(scores, config.value_width)), (out, statistics)
+    work = {"matmuls": products, "vectors": vectors, "on_chip": True}
+    graph.run("attention", "attention", (q, k, v, *more), writes, **work)
     return out
 
 
@@ -150,15 +123,10 @@ def _unfused(graph: GraphBuilder, q: str, k: str, v: str, more: tuple[str, ...])
     graph.run("softmax", "softmax", (scores, *more), (probabilities,), vectors=vectors)
     if config.attention_dropout:
         dropped_out, mask = square("probabilities.kept"), square("probabilities.mask", MASK)
-        graph.run(
-            "probabilities.dropout",
-            "dropout",
-            (probabilities,),
-            (dropped_out, mask),
-            vectors=(graph.vector("dropout", probabilities),),
-        )
+        writes, work = (dropped_out, mask), (graph.vector("dropout", probabilities),)
+        graph.run("probabilities.dropout", "dropout", (probabilities,), writes, vectors=work)
         probabilities = dropped_out
-    out = _context(graph)
+    out = graph.columns("context", config.heads * config.value_width, config.heads)
     values = values_product(product, config.value_width)
     graph.run("values", "attention_values", (probabilities, v), (out,), matmuls=(values,))
     return out

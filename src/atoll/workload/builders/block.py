@@ -17,18 +17,19 @@ def block(graph: GraphBuilder, x: str, attention: str) -> str:
     if config.mixer != "none":
         normed = x if config.bare_first else _opened(graph, "norm1", x)
         branch = mixer(graph, normed, attention)
-        x = _closed(graph, branch, normed if config.norm_residual else x, "proj", 1)
+        x = close_branch(graph, branch, normed if config.norm_residual else x, "proj", 1)
     if not config.ffn:
         return x
     normed = _opened(graph, "norm2", x)
-    return _closed(graph, mlp(graph, normed), normed if config.norm_residual else x, "fc2", 2)
+    source = normed if config.norm_residual else x
+    return close_branch(graph, mlp(graph, normed), source, "fc2", 2)
 
 
 def _opened(graph: GraphBuilder, name: str, x: str) -> str:
     return graph.norm(name, x) if graph.config.opening_norms else x
 
 
-def _closed(graph: GraphBuilder, branch: str, x: str, linear: str, number: int) -> str:
+def close_branch(graph: GraphBuilder, branch: str, x: str, linear: str, number: int) -> str:
     """Add norm, scale, dropout and residual addition after a branch's last linear."""
     config = graph.config
     if config.branch_norms:
@@ -55,12 +56,10 @@ def _parallel(graph: GraphBuilder, x: str, attention: str) -> str:
     normed = graph.norm("norm1", x)
     ffn_input = normed if config.one_norm else graph.norm("norm2", x)
     if config.dropout:
-        left = mixer(graph, normed, attention)
-        left = graph.dropout("proj_dropout", left, config.dropout)
+        left = graph.dropout("proj_dropout", mixer(graph, normed, attention), config.dropout)
         right = graph.dropout("fc2_dropout", mlp(graph, ffn_input), config.dropout)
-        return graph.residual(
-            "residual2", right, graph.residual("residual1", left, x, "middle"), "y"
-        )
+        middle = graph.residual("residual1", left, x, "middle")
+        return graph.residual("residual2", right, middle, "y")
     left = mixer(graph, normed, attention, open_end=True)
     right = mlp(graph, ffn_input, open_end=True)
     total = graph.reduced_sum("branches", left, right)

@@ -38,7 +38,7 @@ def block_runs(
 ) -> tuple[BlockRun, ...]:
     """The chain between embedding and head, periods as one layer or block by block."""
     facts = [_facts(config, layer) for layer in range(config.layers)]
-    kind_by_facts = {its: _kind(config, sequence, *its) for its in dict.fromkeys(facts)}
+    kind_by_facts = {its: _kind(config, sequence, its) for its in dict.fromkeys(facts)}
     kinds = [kind_by_facts[its] for its in facts]
     several = len(set(kinds)) > 1
     repeated = periods(kinds)
@@ -52,12 +52,10 @@ def block_runs(
             prefix = "" if name == "block" else name.replace("_block", "") + "."
             blocks: tuple[tuple[str, ModelConfig], ...] = ((prefix, period[0]),)
         else:
-            words = [_label(config, kind) or "block" for kind in period]
             first = "" if name == "block" else name.replace("block", "period") + "."
-            blocks = tuple(
-                (f"{first}{word}{i}.", kind)
-                for i, (word, kind) in enumerate(zip(words, period, strict=True))
-            )
+            words = (_label(config, kind) or "block" for kind in period)
+            labels = (f"{first}{word}{i}." for i, word in enumerate(words))
+            blocks = tuple(zip(labels, period, strict=True))
         runs.append(BlockRun(name, repeat, blocks))
     return tuple(runs)
 
@@ -84,15 +82,10 @@ def _facts(config: ModelConfig, layer: int) -> tuple[int, str, bool, bool, bool]
 
 
 def _kind(
-    config: ModelConfig,
-    sequence: int,
-    window: int,
-    mixer: str,
-    unrotated: bool,
-    dense: bool,
-    bare: bool,
+    config: ModelConfig, sequence: int, facts: tuple[int, str, bool, bool, bool]
 ) -> ModelConfig:
     """The configuration as if all blocks were like this one."""
+    window, mixer, unrotated, dense, bare = facts
     attends = "attention" in mixer
     reach = window if config.causal else window // 2 + 1
     kind = replace(

@@ -9,9 +9,11 @@ the embedding, in the first decoder block and, where it is tied, in the head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from atoll.workload.builders.attention import attention as build_attention
+from atoll.workload.builders.block import close_branch
 from atoll.workload.builders.ends import embedding
 from atoll.workload.builders.graph import HALF, GraphBuilder
 from atoll.workload.builders.mlp import mlp
@@ -30,62 +32,44 @@ class Part:
     repeat: int = 1
 
 
-def stack_parts(config: ModelConfig) -> tuple[Part, ...]:
+def stack_parts(config: ModelConfig) -> Iterator[Part]:
     """The chain between embedding and head."""
     encoder = config.encoder_layers
-    return (
-        *_parts("encoder", encoder, decoder=False),
-        *_parts("decoder", config.layers - encoder, decoder=True),
-    )
-
-
-def _parts(name: str, blocks: int, *, decoder: bool) -> tuple[Part, ...]:
-    if blocks == 1:
-        return (Part(f"{name}_block", decoder, True, True),)
-    middle = Part(f"{name}_block", decoder, False, False, blocks - 2)
-    return (
-        Part(f"{name}_first", decoder, True, False),
-        *((middle,) if middle.repeat else ()),
-        Part(f"{name}_last", decoder, False, True),
-    )
+    for name, blocks in (("encoder", encoder), ("decoder", config.layers - encoder)):
+        decoder = name == "decoder"
+        if blocks == 1:
+            yield Part(f"{name}_block", decoder, True, True)
+            continue
+        yield Part(f"{name}_first", decoder, True, False)
+        if blocks > 2:
+            yield Part(f"{name}_block", decoder, False, False, blocks - 2)
+        yield Part(f"{name}_last", decoder, False, True)
 
 
 def stack_part(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]:
     """Write one block, with the tensors that it carries to other blocks."""
-    graph.config = replace(graph.config, causal=part.decoder)
-    write = _decoder if part.decoder else _encoder
-    return write(graph, part, attention)
-
-
-def _encoder(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]:
+    config = graph.config = replace(graph.config, causal=part.decoder)
+    encoded: tuple[str, ...] = ()
+    if part.decoder:
+        encoded = (graph.stream("encoded", config.hidden),)
+        graph.sequence = config.decoder_sequence or graph.sequence
+    # The decoder begins with the tokens to be decoded: the chain brings the encoder's output.
+    begins = part.decoder and part.first
+    x = embedding(graph)[1] if begins else graph.stream("x", config.hidden)
     graph.owner = f"{part.name}."
-    x = graph.stream("x", graph.config.hidden)
     positions = _positions(graph, part, attention)
-    y = _feed_forward(graph, _self_attention(graph, x, positions, attention))
-    if part.last:
+    branch = build_attention(graph, graph.norm("norm1", x), attention, positions=positions)
+    y = close_branch(graph, branch, x, "proj", 1)
+    for source in encoded:
+        y = _cross_attention(graph, y, source, attention)
+    y = close_branch(graph, mlp(graph, graph.norm("norm2", y)), y, "fc2", 2)
+    if part.last and not part.decoder:
         y = graph.norm("final_norm", y)
-        y = graph.dropout("final_dropout", y, graph.config.inner_dropout)
-    carried = tuple(filter(None, (positions,)))
+        y = graph.dropout("final_dropout", y, config.inner_dropout)
+    carried = *encoded, *filter(None, (positions,))
     graph.more_inputs = () if part.first else carried
     graph.more_outputs = () if part.last else carried
-    return x, y
-
-
-def _decoder(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]:
-    config = graph.config
-    encoded = graph.stream("encoded", config.hidden)
-    graph.sequence = config.decoder_sequence or graph.sequence
-    # The first block begins with the tokens to be decoded: the chain brings the encoder's output.
-    x = embedding(graph)[1] if part.first else graph.stream("x", config.hidden)
-    graph.owner = f"{part.name}."
-    positions = _positions(graph, part, attention)
-    middle = _self_attention(graph, x, positions, attention)
-    middle = _cross_attention(graph, middle, encoded, attention)
-    y = _feed_forward(graph, middle)
-    carried = encoded, *filter(None, (positions,))
-    graph.more_inputs = () if part.first else carried
-    graph.more_outputs = () if part.last else carried
-    return encoded if part.first else x, y
+    return encoded[0] if begins else x, y
 
 
 def _positions(graph: GraphBuilder, part: Part, attention: str) -> str:
@@ -104,12 +88,6 @@ def _positions(graph: GraphBuilder, part: Part, attention: str) -> str:
     return positions
 
 
-def _self_attention(graph: GraphBuilder, x: str, positions: str, attention: str) -> str:
-    branch = build_attention(graph, graph.norm("norm1", x), attention, positions=positions)
-    branch = graph.dropout("proj_dropout", branch, graph.config.dropout)
-    return graph.residual("residual1", branch, x, "middle")
-
-
 def _cross_attention(graph: GraphBuilder, x: str, encoded: str, attention: str) -> str:
     """Queries of the decoder over all that the encoder wrote."""
     config = graph.config
@@ -119,9 +97,3 @@ def _cross_attention(graph: GraphBuilder, x: str, encoded: str, attention: str) 
     y = graph.residual("residual", branch, x, "middle")
     graph.prefix, graph.config = "", config
     return y
-
-
-def _feed_forward(graph: GraphBuilder, x: str) -> str:
-    branch = mlp(graph, graph.norm("norm2", x))
-    branch = graph.dropout("fc2_dropout", branch, graph.config.dropout)
-    return graph.residual("residual2", branch, x, "y")

@@ -1,6 +1,9 @@
-"""The two ends of the chain: embedding, output head and loss."""
+"""The two ends of the chain: embedding, output head and loss; of a vision transformer
+(arXiv:2010.11929) patches in, one class an image out."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from atoll.workload.builders.graph import FLOAT, HALF, TOKEN, GraphBuilder
 from atoll.workload.graph.operator import Region, Uneven
@@ -71,12 +74,10 @@ def build_logits(graph: GraphBuilder, x: str) -> str:
     logits = graph.columns("logits", config.vocab, uneven=Uneven.PAD)
     # A weight of the same name in two layers is one weight: that is how tying is written.
     table = "word" if config.tied_embeddings else "decoder"
-    weight = graph.weight(
-        f"{table}.weight", (config.word_width, config.vocab), 1, uneven=Uneven.PAD
-    )
-    biased = config.mlm_head or config.head_bias
+    shape, biased = (config.word_width, config.vocab), config.mlm_head or config.head_bias
+    weight = graph.weight(f"{table}.weight", shape, 1, uneven=Uneven.PAD)
     biases = graph.bias("decoder", logits, "n") if biased else ()
-    graph.product("logits", x, (weight,), biases, (logits,), "n")
+    graph.product("logits", x, (weight, *biases), (logits,), "n")
     if config.logit_scale:
         logits = graph.scale("logits.scale", logits)
     if not config.logit_cap:
@@ -99,17 +100,40 @@ def loss(graph: GraphBuilder, fused: bool) -> tuple[str, str]:
         logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
     labels, out = graph.add("labels", (b, s), TOKEN), graph.add("loss", (b, s, 2), FLOAT)
     softmax = () if fused else (graph.like("softmax", logits, FLOAT),)
-    graph.run(
-        "loss",
-        "cross_entropy",
-        (logits, labels),
-        (out, *softmax),
-        vectors=(graph.vector("cross_entropy", logits),),
-        exits=not vision,
-    )
+    work, writes = (graph.vector("cross_entropy", logits),), (out, *softmax)
+    graph.run("loss", "cross_entropy", (logits, labels), writes, vectors=work, exits=not vision)
     return logits, out
 
 
 def class_logits(graph: GraphBuilder) -> str:
     """Logits of an image classifier."""
     return graph.add("logits", (graph.microbatch, 1, graph.config.vocab))
+
+
+def patch_embedding(graph: GraphBuilder) -> tuple[str, str]:
+    """A linear over the pixels of each patch, a class token before them, positions, dropout."""
+    config, b, patches = graph.config, graph.microbatch, graph.sequence - 1
+
+    def tokens(name: str, width: int) -> str:
+        return graph.add(name, (b, patches, width), HALF, Region.SEQUENCE, 1, 0, graph.uneven)
+
+    pixels, embedded = tokens("pixels", config.patch_inputs), tokens("patches", config.hidden)
+    graph.linear("patches", pixels, embedded, bias=True, split="m")
+    graph.operators[-1] = replace(graph.operators[-1], kind="data_linear")
+    token = graph.weight("class.weight", (config.hidden,))
+    x = graph.stream("words", config.hidden)
+    graph.run("class", "prepend", (embedded, token), (x,))
+    x = add_positions(graph, x)
+    return pixels, graph.dropout("embedding_dropout", x, config.embedding_dropout)
+
+
+def classifier(graph: GraphBuilder) -> tuple[str, str]:
+    """Last norm, then a small linear over the class token, which every device runs."""
+    config = graph.config
+    x = graph.stream("x", config.hidden)
+    normed = graph.norm("final_norm", x)
+    token = graph.add("class", (graph.microbatch, 1, config.hidden))
+    graph.run("class", "select", (normed,), (token,))
+    logits = class_logits(graph)
+    graph.linear("classifier", token, logits, bias=config.head_bias, split="")
+    return x, logits

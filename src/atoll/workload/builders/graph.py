@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.operator import (
-    Matmul,
+    Names,
     Operator,
     Region,
     Role,
@@ -90,9 +92,7 @@ class GraphBuilder:
         """A tensor of the same shape and layout."""
         t, name = self.tensors[template], self.prefixed(name)
         size = element_bytes or t.element_bytes
-        self.tensors[name] = Tensor(
-            name, t.shape, size, Role.ACTIVATION, t.split, t.split_dim, t.units, t.uneven
-        )
+        self.tensors[name] = replace(t, name=name, element_bytes=size, role=Role.ACTIVATION)
         return name
 
     def weight(
@@ -111,33 +111,9 @@ class GraphBuilder:
         )
         return name
 
-    def run(
-        self,
-        name: str,
-        kind: str,
-        reads: tuple[str, ...],
-        writes: tuple[str, ...],
-        *,
-        matmuls: tuple[Matmul, ...] = (),
-        vectors: tuple[VectorWork, ...] = (),
-        on_chip: bool = False,
-        enters: tuple[str, ...] = (),
-        exits: bool = False,
-    ) -> None:
-        self.operators.append(
-            Operator(
-                self.prefixed(name),
-                kind,
-                reads,
-                writes,
-                matmuls,
-                vectors,
-                None,
-                on_chip,
-                enters,
-                exits,
-            )
-        )
+    def run(self, name: str, kind: str, reads: Names, writes: Names, **work: Any) -> None:
+        """Write an operator; `work`: further fields of `Operator`."""
+        self.operators.append(Operator(self.prefixed(name), kind, reads, writes, **work))
 
     def vector(self, function: str, over: str) -> VectorWork:
         return pass_over(function, self.tensors[over])
@@ -172,48 +148,33 @@ class GraphBuilder:
         every device."""
         source, target = self.tensors[x], self.tensors[out]
         shape = source.shape[-1], target.shape[-1]
-        if split == "n":
-            weight = self.weight(f"{name}.weight", shape, 1, target.units, target.uneven)
-        elif split == "k":
-            weight = self.weight(f"{name}.weight", shape, 0, source.units, source.uneven)
+        label, division = f"{name}.weight", {"n": (1, target), "k": (0, source)}.get(split)
+        if division is None:
+            weight = self.weight(label, shape)
         else:
-            weight = self.weight(f"{name}.weight", shape)
+            weight = self.weight(label, shape, division[0], division[1].units, division[1].uneven)
         biases = self.bias(name, out, split) if bias else ()
-        return self.product(name, x, (weight,), biases, (out,), split, inside=inside)
+        return self.product(name, x, (weight, *biases), (out,), split, inside=inside)
 
-    def bias(self, name: str, out: str, split: str) -> tuple[str, ...]:
-        target = self.tensors[out]
-        where = 0 if split == "n" else None
-        return (
-            self.weight(f"{name}.bias", (target.shape[-1],), where, target.units, target.uneven),
-        )
+    def bias(self, name: str, out: str, split: str) -> Names:
+        t, where = self.tensors[out], 0 if split == "n" else None
+        return (self.weight(f"{name}.bias", t.shape[-1:], where, t.units, t.uneven),)
 
     def product(
-        self,
-        name: str,
-        x: str,
-        weights: tuple[str, ...],
-        biases: tuple[str, ...],
-        outs: tuple[str, ...],
-        split: str,
-        *,
-        inside: bool = False,
+        self, name: str, x: str, weights: Names, outs: Names, split: str, *, inside: bool = False
     ) -> str:
-        """One product of x with its weights side by side; `inside` a tensor-parallel region it
-        neither opens nor closes one (the linears of an expert, the end of a parallel branch)."""
-        matmul = linear_product(self.tensors[x], [self.tensors[w] for w in weights], split)
+        """One product of x with its weights (matrices, then biases) side by side; `inside` a
+        tensor-parallel region it neither opens nor closes one (the linears of an expert, the end of
+        a parallel branch)."""
+        matrices = [t for t in map(self.tensors.__getitem__, weights) if len(t.shape) > 1]
+        matmul = linear_product(self.tensors[x], matrices, split)
         region = Region.TENSOR if split == "n" else self.tensors[outs[0]].split
-        vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biases else ()
-        self.run(
-            name,
-            "linear",
-            (x, *weights, *biases),
-            outs,
-            matmuls=(matmul,),
-            vectors=vectors,
-            enters=(x,) if split == "n" and not inside else (),
-            exits=split == "k" and not inside,
-        )
+        biased = len(matrices) < len(weights)
+        vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biased else ()
+        enters = (x,) if split == "n" and not inside else ()
+        exits, reads = split == "k" and not inside, (x, *weights)
+        work = {"matmuls": (matmul,), "vectors": vectors}
+        self.run(name, "linear", reads, outs, enters=enters, exits=exits, **work)
         return outs[0]
 
     def joint(
@@ -229,7 +190,7 @@ class GraphBuilder:
             weights.append(self.weight(f"{part}.weight", (hidden, width), 1, units, uneven))
             outs.append(self.columns(part, width, units, uneven))
             biases += self.bias(part, outs[-1], "n") if bias else ()
-        self.product(name, x, tuple(weights), tuple(biases), tuple(outs), "n")
+        self.product(name, x, (*weights, *biases), tuple(outs), "n")
         return outs
 
     def closing(self, name: str, x: str, *, bias: bool, open_end: bool) -> str:
@@ -286,10 +247,8 @@ class GraphBuilder:
 
     def reduced_sum(self, name: str, left: str, right: str) -> str:
         """The sum of two partial sums, then the one reduction of both."""
-        out = self.stream(name, self.tensors[left].shape[-1])
-        self.run(
-            name, "add", (left, right), (out,), vectors=(self.vector("add", left),), exits=True
-        )
+        out, work = self.stream(name, self.tensors[left].shape[-1]), (self.vector("add", left),)
+        self.run(name, "add", (left, right), (out,), vectors=work, exits=True)
         return out
 
     def late_bias(self, name: str, x: str, experts: int = 0) -> str:

@@ -43,12 +43,12 @@ def _keys_and_values(graph: GraphBuilder, x: str) -> tuple[str, str, str]:
     width = config.latent_kv + config.rotated
     down = graph.weight("kv_a.weight", (config.hidden, width))
     bias = (graph.weight("kv_a.bias", (width,)),) if config.attention_bias else ()
-    graph.product("kv_a", x, (down,), bias, (latent, common), "m")
+    graph.product("kv_a", x, (down, *bias), (latent, common), "m")
     head_keys = graph.columns("k_own", heads * key_columns, heads)
     values = graph.columns("v", heads * config.value_width, heads)
     up = tuple(
         graph.weight(f"{name}.weight", (config.latent_kv, heads * columns), 1, heads)
         for name, columns in (("k_b", key_columns), ("v_b", config.value_width))
     )
-    graph.product("kv_b", graph.norm("kv_a_norm", latent), up, (), (head_keys, values), "n")
+    graph.product("kv_b", graph.norm("kv_a_norm", latent), up, (head_keys, values), "n")
     return head_keys, common, values

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from atoll.workload.builders.attention import attention
 from atoll.workload.builders.graph import GraphBuilder
 from atoll.workload.families.model_config import StateSpace
-from atoll.workload.graph.operator import Region, Uneven, VectorWork
+from atoll.workload.graph.operator import Names, Region, Uneven, VectorWork
 from atoll.workload.graph.products import scan_products
 
 
@@ -21,35 +21,31 @@ def mixer(graph: GraphBuilder, x: str, kind: str, *, open_end: bool = False) -> 
     name = graph.config.mixer
     if name == "attention":
         return attention(graph, x, kind, open_end=open_end)
+    bias = _shape(graph).bias
     if name == "attention+mamba2":  # partial sums are added, then reduced once (Falcon-H1)
         left = attention(graph, x, kind, open_end=True)
-        right = _mamba2(graph, x, open_end=True)
+        right = graph.closing("out_proj", _mamba2(graph, x), bias=bias, open_end=True)
         total = graph.reduced_sum("mixers", left, right)
-        biases = ("proj", graph.config.output_bias), ("out_proj", _shape(graph).bias)
-        for linear, biased in biases:
+        for linear, biased in (("proj", graph.config.output_bias), ("out_proj", bias)):
             total = graph.late_bias(linear, total) if biased else total
         return total
-    return _MIXERS[name](graph, x, open_end=open_end)
+    return graph.closing("out_proj", _MIXERS[name](graph, x), bias=bias, open_end=open_end)
 
 
-def _mamba2(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _mamba2(graph: GraphBuilder, x: str) -> str:
     """Dao and Gu, arXiv:2405.21060: one product in, convolution, scan, gated norm, product out."""
     shape = _shape(graph)
     keys = shape.groups * shape.state
     parts = (("z", shape.inner), ("values", shape.inner), ("b", keys), ("c", keys))
     z, values, b, c, step = _projected(graph, x, (*parts, ("step", shape.heads)))
     values, b, c = _conv(graph, (values, b, c), "silu")
-    weights = tuple(
-        graph.weight(name, (shape.heads,), 0, shape.heads)
-        for name in ("scan.decay", "scan.skip", "scan.step_bias")
-    )
+    weights = _head_weights(graph, "decay", "skip", "step_bias")
     y = _scan(graph, values, (b, c, step), weights)
     y = graph.gate("scan.gated", y, z, "silu")
-    y = graph.norm("scan_norm", y) if shape.norm else y
-    return _out(graph, y, open_end=open_end)
+    return graph.norm("scan_norm", y) if shape.norm else y
 
 
-def _mamba1(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _mamba1(graph: GraphBuilder, x: str) -> str:
     """Gu and Dao, arXiv:2312.00752, with Jamba's norms: steps, keys and queries come from a narrow
     projection, whose parts every device needs whole."""
     shape = _shape(graph)
@@ -66,11 +62,11 @@ def _mamba1(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     graph.linear("step_proj", step, steps, bias=True, split="n")
     decay = graph.weight("scan.decay", (shape.inner, shape.state), 0, shape.heads)
     skip = graph.weight("scan.skip", (shape.inner,), 0, shape.heads)
-    y = _scan(graph, values, (b, c, steps), (decay, skip), enters=(b, c))
-    return _out(graph, graph.gate("scan.gated", y, z, "silu"), open_end=open_end)
+    y = _scan(graph, values, (b, c, steps), (decay, skip))
+    return graph.gate("scan.gated", y, z, "silu")
 
 
-def _delta(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _delta(graph: GraphBuilder, x: str) -> str:
     """A gated delta net (Yang et al., arXiv:2412.06464): convolved queries, keys and values, a
     scan that overwrites what a key stood for, a norm of each head, a gate."""
     shape = _shape(graph)
@@ -79,16 +75,12 @@ def _delta(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     rates = (("rate", shape.heads), ("step", shape.heads))
     queries, k, values, z, rate, step = _projected(graph, x, (*parts, *rates))
     queries, k, values = _conv(graph, (queries, k, values), "silu")
-    weights = tuple(
-        graph.weight(name, (shape.heads,), 0, shape.heads)
-        for name in ("scan.decay", "scan.step_bias")
-    )
+    weights = _head_weights(graph, "decay", "step_bias")
     y = _scan(graph, values, (k, queries, rate, step), weights, delta=True)
-    y = graph.head_norm("scan_norm", y, shape.head_dim)
-    return _out(graph, graph.gate("scan.gated", y, z, "silu"), open_end=open_end)
+    return graph.gate("scan.gated", graph.head_norm("scan_norm", y, shape.head_dim), z, "silu")
 
 
-def _lightning(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _lightning(graph: GraphBuilder, x: str) -> str:
     """Linear attention with a fixed decay for each head (MiniMax-01, arXiv:2501.08313)."""
     shape = _shape(graph)
     names = ("queries", "keys", "values", "z")
@@ -98,19 +90,18 @@ def _lightning(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
         for name, t in zip(names, inputs, strict=False)
     )
     y = graph.norm("scan_norm", _scan(graph, values, (keys, queries), ()))
-    # tanh stands for the sigmoid
-    return _out(graph, graph.gate("scan.gated", y, z, "tanh"), open_end=open_end)
+    return graph.gate("scan.gated", y, z, "tanh")  # tanh stands for the sigmoid
 
 
-def _short_conv(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
+def _short_conv(graph: GraphBuilder, x: str) -> str:
     """A convolution of a few taps between two gates (LFM2)."""
     width = _shape(graph).inner
     b, c, values = _projected(graph, x, (("b", width), ("c", width), ("values", width)))
     (y,) = _conv(graph, (graph.gate("gated", values, b),), "")
-    return _out(graph, graph.gate("conv.gated", y, c), open_end=open_end)
+    return graph.gate("conv.gated", y, c)
 
 
-_MIXERS: dict[str, Callable[..., str]] = {
+_MIXERS: dict[str, Callable[[GraphBuilder, str], str]] = {
     "mamba2": _mamba2,
     "mamba1": _mamba1,
     "delta": _delta,
@@ -122,6 +113,12 @@ _MIXERS: dict[str, Callable[..., str]] = {
 def _shape(graph: GraphBuilder) -> StateSpace:
     assert graph.config.scan is not None  # a reader that names such a mixer gives its shape
     return graph.config.scan
+
+
+def _head_weights(graph: GraphBuilder, *names: str) -> tuple[str, ...]:
+    """Weights of the scan with a number for each head."""
+    heads = _shape(graph).heads
+    return tuple(graph.weight(f"scan.{name}", (heads,), 0, heads) for name in names)
 
 
 def _projected(graph: GraphBuilder, x: str, parts: Sequence[tuple[str, int]]) -> list[str]:
@@ -145,36 +142,30 @@ def _conv(graph: GraphBuilder, inputs: tuple[str, ...], function: str) -> list[s
         taps = t.shape[-1], shape.kernel
         weights.append(graph.weight(f"{label}.taps", taps, 0, t.units, t.uneven))
         if shape.conv_bias:
-            width = taps[:1]
-            weights.append(graph.weight(f"{label}.taps_bias", width, 0, t.units, t.uneven))
+            weights.append(graph.weight(f"{label}.taps_bias", taps[:1], 0, t.units, t.uneven))
         outs.append(graph.like(f"{label}.conv", x))
     # A multiply-add for each tap; the taps lie side by side to the vector cores.
     wide = (graph.vector("mul", x) for x in inputs)
-    passes = [VectorWork(v.function, v.rows, v.cols * shape.kernel, v.split) for v in wide]
+    passes = [v.sized(v.rows, v.cols * shape.kernel) for v in wide]
     passes += [graph.vector(function, x) for x in inputs if function]
     graph.run("conv", "conv", (*inputs, *weights), tuple(outs), vectors=tuple(passes))
     return outs
 
 
 def _scan(
-    graph: GraphBuilder,
-    values: str,
-    others: tuple[str, ...],
-    weights: tuple[str, ...],
-    *,
-    enters: tuple[str, ...] = (),
-    delta: bool = False,
+    graph: GraphBuilder, values: str, others: Names, weights: Names, *, delta: bool = False
 ) -> str:
     """The scan itself: `others` are the keys, the queries, then what sets decays and steps."""
     shape = _shape(graph)
     out = graph.like("scan", values)
     chunk = min(shape.chunk, graph.sequence)
-    inputs = values, *others
+    reads = values, *others, *weights
     if not chunk:  # token by token: decay, product with the value, sum, product with the query
         cols = shape.inner * shape.state
         names = ("exp", "mul", "mul", "add", "mul", "add")
         works = tuple(VectorWork(n, graph.tokens, cols, Region.TENSOR) for n in names)
-        graph.run("scan", "scan", (*inputs, *weights), (out,), vectors=works, enters=enters)
+        # Keys and queries, not cut by heads, are whole on every device.
+        graph.run("scan", "scan", reads, (out,), vectors=works, enters=others[:2])
         return out
     # Decays within a chunk lie over its triangle of scores; states are handed from chunk to chunk.
     triangle = shape.heads * (chunk + 1) // 2
@@ -185,9 +176,5 @@ def _scan(
     states = shape.inner * shape.state
     works += tuple(VectorWork(n, rows, states, Region.TENSOR) for n in ("mul", "add"))
     products = scan_products(graph.tensors[values], graph.tensors[others[0]], chunk, delta=delta)
-    graph.run("scan", "scan", (*inputs, *weights), (out,), matmuls=products, vectors=works)
+    graph.run("scan", "scan", reads, (out,), matmuls=products, vectors=works)
     return out
-
-
-def _out(graph: GraphBuilder, y: str, *, open_end: bool) -> str:
-    return graph.closing("out_proj", y, bias=_shape(graph).bias, open_end=open_end)

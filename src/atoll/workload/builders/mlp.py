@@ -57,31 +57,23 @@ def _experts(graph: GraphBuilder, x: str) -> str:
     wide = config.ffn * (2 if config.gated else 1)
     opened = bundle("fc1", wide, config.ffn)
     fc1 = graph.weight("fc1.weight", (experts, config.hidden, wide), 2, config.ffn)
-    graph.product("fc1", sent, (fc1,), (), (opened,), "n", inside=True)
+    graph.product("fc1", sent, (fc1,), (opened,), "n", inside=True)
     if config.expert_bias:
         opened = graph.late_bias("fc1", opened, experts)
     acted = graph.activation("act", opened, bundle("act", config.ffn, config.ffn))
     fc2 = graph.weight("fc2.weight", (experts, config.ffn, config.hidden), 1, config.ffn)
     done = bundle("fc2", config.hidden)
-    graph.product("fc2", acted, (fc2,), (), (done,), "k", inside=True)
+    graph.product("fc2", acted, (fc2,), (done,), "k", inside=True)
     if config.expert_bias:  # of partial sums, those of one device get it
         done = graph.late_bias("fc2", done, experts)
 
     shared = _shared_experts(graph, x) if config.shared_ffn else ""
     add_out = graph.partial if shared else graph.stream
     out = add_out("combined", config.hidden)
-    rows = experts * share
     # Gates weigh the partial sums, so that one reduction of the combined tokens suffices.
-    weigh = VectorWork("mul", rows, config.hidden), VectorWork("add", rows, config.hidden)
-    graph.run(
-        "combine",
-        "combine",
-        (done, gates, choices),
-        (out,),
-        vectors=weigh,
-        enters=(gates, choices),
-        exits=not shared,
-    )
+    weigh = tuple(VectorWork(name, experts * share, config.hidden) for name in ("mul", "add"))
+    work = {"vectors": weigh, "enters": (gates, choices), "exits": not shared}
+    graph.run("combine", "combine", (done, gates, choices), (out,), **work)
     return graph.reduced_sum("all_experts", out, shared) if shared else out
 
 

@@ -10,9 +10,15 @@ from atoll.base.errors import AtollError, check_count
 from atoll.workload.builders.block import block
 from atoll.workload.builders.block_runs import BlockRun, block_runs
 from atoll.workload.builders.encoder_decoder import stack_part, stack_parts
-from atoll.workload.builders.ends import build_logits, embedding, head, loss
+from atoll.workload.builders.ends import (
+    build_logits,
+    classifier,
+    embedding,
+    head,
+    loss,
+    patch_embedding,
+)
 from atoll.workload.builders.graph import GraphBuilder
-from atoll.workload.builders.vision import classifier, patch_embedding
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.backward import differentiate
 from atoll.workload.graph.layer import Layer, Model
@@ -33,7 +39,7 @@ def build_model(
 ) -> Model:
     """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
 
-    Alternating blocks become one layer per period, or with `whole_periods` false one layer each,
+    Alternating blocks become one layer per period, or with `merge_periods` false one layer each,
     which then occurs several times. Without `backward` the caller shards, which differentiates.
     """
     length = config.sequence if sequence is None else sequence
@@ -68,23 +74,16 @@ def build_model(
             for run in block_runs(config, length * config.context, merge_periods=merge_periods)
         ]
     distinct = {name: layer(name, write) for name, write, _ in reversed(blocks)}
+    further = partial(_further, attention=attention)
     chain = (
         (layer("embedding", patch_embedding if vision else embedding), 1),
         *((distinct[name], repeat) for name, _, repeat in blocks),
-        *(
-            (layer(f"mtp{i or ''}", partial(_further, attention=attention)), 1)
-            for i in range(config.mtp_layers)
-        ),
+        *((layer(f"mtp{i or ''}", further), 1) for i in range(config.mtp_layers)),
         (layer("head", classifier if vision else head), 1),
         (layer("loss", partial(loss, fused=fused_loss)), 1),
     )
-    return Model(
-        name=config.name,
-        layers=chain,
-        microbatch=microbatch,
-        sequence=length,
-        shared_parameters=shared_parameters(chain),
-    )
+    shared = shared_parameters(chain)
+    return Model(config.name, chain, microbatch, length, shared_parameters=shared)
 
 
 def shared_parameters(layers: tuple[tuple[Layer, int], ...]) -> int:

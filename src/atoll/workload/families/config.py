@@ -84,15 +84,12 @@ def _read_family(fields: Fields) -> ModelConfig:
         return replace(_read_family(inner), part="language part")
     if model_type not in FAMILIES:
         close = difflib.get_close_matches(model_type, FAMILIES, n=3, cutoff=0.6)
-        nearest = (
-            f"did you mean {' or '.join(close)}"
-            if close
-            else "but only " + ", ".join(sorted(FAMILIES)) + " are known"
-        )
+        words = f"but only {', '.join(sorted(FAMILIES))} are known"
+        if close:
+            words = f"which is not known; did you mean {' or '.join(close)}"
         raise AtollError(
-            f"{where}: model_type is {model_type!r}, {'which is not known; ' if close else ''}"
-            f"{nearest}; capture the module itself with `atoll capture`, or write the model as the "
-            "nearest of these"
+            f"{where}: model_type is {model_type!r}, {words}; capture the module itself with "
+            "`atoll capture`, or write the model as the nearest of these"
         )
     return _constants(FAMILIES[model_type].read(fields), fields)
 

@@ -91,18 +91,16 @@ class Fields:
         self, spelling: Mapping[str, tuple[str, ...]], silent: Mapping[str, object]
     ) -> Fields:
         """Add a family's spellings and defaults, below those already set."""
-        return replace(
-            self, spelling={**spelling, **self.spelling}, silent={**silent, **self.silent}
-        )
+        spelling, silent = {**spelling, **self.spelling}, {**silent, **self.silent}
+        return replace(self, spelling=spelling, silent=silent)
 
     def key(self, name: str) -> str:
         """The name under which the file has a field."""
         candidates = self.spelling.get(name) or SPELLINGS.get(name, (name,))
         self.names_read.update(candidates)
         present = [key for key in candidates if key in self.entries]
-        return next(
-            (key for key in present if self.entries[key] is not None), (*present, *candidates)[0]
-        )
+        filled = [key for key in present if self.entries[key] is not None]
+        return (*filled, *present, *candidates)[0]
 
     def get(self, name: str) -> object:
         key = self.key(name)
@@ -123,9 +121,8 @@ class Fields:
 
     def _missing(self, name: str) -> AtollError:
         name = self.key(name)
-        close = difflib.get_close_matches(
-            name, set(self.entries) - self.names_read, n=1, cutoff=0.8
-        )
+        unread = set(self.entries) - self.names_read
+        close = difflib.get_close_matches(name, unread, n=1, cutoff=0.8)
         hint = f"; is {close[0]!r} meant for it?" if close else ""
         return AtollError(f"{self.where}: field {name!r} is missing{hint}")
 
@@ -147,10 +144,8 @@ class Fields:
 
     def size(self, name: str, default: int | None = None, most: int = MOST) -> int:
         """A positive integer."""
-        otherwise = _REQUIRED if default is None else default
-        size: int = self._checked(
-            name, otherwise, lambda v: _is_int(v) and v >= 1, "a positive integer"
-        )
+        otherwise, allowed = _REQUIRED if default is None else default, "a positive integer"
+        size: int = self._checked(name, otherwise, lambda v: _is_int(v) and v >= 1, allowed)
         limit = largest_size(name, most)
         if size > limit:
             raise self._wrong(name, f"at most {limit}")
@@ -167,9 +162,8 @@ class Fields:
 
     def positive(self, name: str) -> float | None:
         """A number above 0; None if absent."""
-        number = self._checked(
-            name, None, lambda v: _number(v) and 0 < v < MOST_NUMBER, "a number above 0"
-        )
+        allowed = "a number above 0"
+        number = self._checked(name, None, lambda v: _number(v) and 0 < v < MOST_NUMBER, allowed)
         return None if number is None else float(number)
 
     def count(self, name: str, default: int) -> int:

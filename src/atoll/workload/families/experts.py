@@ -24,13 +24,9 @@ def experts(
 
 
 def with_experts(
-    fields: Fields,
-    config: ModelConfig,
-    experts_name: str,
-    dense: tuple[int, ...] = (),
-    width_name: str = "intermediate_size",
+    fields: Fields, config: ModelConfig, experts_name: str, dense: tuple[int, ...], width: str
 ) -> ModelConfig:
-    """Experts of `width_name` columns in all but the `dense` blocks."""
+    """Experts of `width` columns, a field's name, in all but the `dense` blocks."""
     experts = fields.size(experts_name)
     chosen = fields.size("num_experts_per_tok")
     if chosen > experts:
@@ -42,7 +38,7 @@ def with_experts(
         config,
         experts=experts,
         experts_per_token=chosen,
-        ffn=fields.size(width_name),
+        ffn=fields.size(width),
         dense_layers=dense,
         dense_ffn=config.ffn if dense else 0,
     )
@@ -90,11 +86,7 @@ def ernie(fields: Fields, config: ModelConfig) -> ModelConfig:
     layers = config.layers
     start, interval = fields.count("moe_layer_start_index", 1), fields.size("moe_layer_interval", 1)
     end = fields.get("moe_layer_end_index")
-    stop = (
-        end
-        if isinstance(end, int) and not isinstance(end, bool) and 0 <= end < layers
-        else layers - 1
-    )
+    stop = end if type(end) is int and 0 <= end < layers else layers - 1
     sparse = [i for i in range(start, stop + 1) if (i + 1) % interval == 0]
     dense = tuple(i for i in range(layers) if i not in sparse)
     config = with_experts(fields, config, "num_experts", dense, "moe_intermediate_size")

@@ -20,14 +20,11 @@ def is_model_id(text: str) -> bool:
 
 def cache_folder() -> Path:
     """Where Hugging Face libraries keep what they downloaded."""
-    hub = os.environ.get("HF_HUB_CACHE")
-    if hub:
+    if hub := os.environ.get("HF_HUB_CACHE"):
         return Path(hub).expanduser()
-    home = os.environ.get("HF_HOME")
-    if home:
-        return Path(home).expanduser() / "hub"
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "huggingface" / "hub"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return Path(home).expanduser() / "hub"
 
 
 def cached_config(model_id: str) -> Path | None:

@@ -89,13 +89,8 @@ def delta(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def lightning(fields: Fields, config: ModelConfig) -> ModelConfig:
-    scan = StateSpace(
-        heads=config.heads,
-        head_dim=config.head_dim,
-        state=config.head_dim,
-        groups=config.heads,
-        chunk=fields.size("block_size", 256),
-    )
+    heads, columns, chunk = config.heads, config.head_dim, fields.size("block_size", 256)
+    scan = StateSpace(heads=heads, head_dim=columns, state=columns, groups=heads, chunk=chunk)
     return replace(config, scan=scan, rotary_dim=fields.size("rotary_dim", 0))
 
 
@@ -114,10 +109,8 @@ def short_conv(fields: Fields, config: ModelConfig) -> ModelConfig:
     width = config.ffn
     if fields.flag("block_auto_adjust_ff_dim", True):
         unit, factor = fields.size("block_multiple_of", 256), fields.get("block_ffn_dim_multiplier")
-        width = int(2 * width / 3)
-        if not isinstance(factor, int | float):
-            factor = 1.0
-        width = -(-int(factor * width) // unit) * unit
+        factor = factor if isinstance(factor, int | float) else 1.0
+        width = -(-int(factor * int(2 * width / 3)) // unit) * unit
     return replace(config, scan=scan, ffn=width)
 
 

@@ -26,9 +26,8 @@ def every(
 
     def usual(fields: Fields, layers: int) -> tuple[str, ...]:
         pattern = fields.get(name)
-        period = (
-            len(pattern) if isinstance(pattern, str) and pattern else fields.size(name, default)
-        )
+        period = len(pattern) if isinstance(pattern, str) else 0
+        period = period or fields.size(name, default)
         return tuple(last if (i + (not first)) % period == 0 else between for i in range(layers))
 
     return usual
@@ -64,13 +63,8 @@ def kinds(usual: Usual, mixer: str = "") -> Step:
 def with_kinds(config: ModelConfig, words: tuple[str, ...], mixer: str = "") -> ModelConfig:
     """The configuration with blocks of these kinds."""
     windows = tuple(config.window if word in (SLIDING, CHUNKED) else 0 for word in words)
-    others = {
-        LINEAR: mixer,
-        CONV: mixer,
-        BOTH: f"attention+{mixer}",
-        DENSE: "none",
-        EXPERTS: "none",
-    }
+    others = {LINEAR: mixer, CONV: mixer, BOTH: f"attention+{mixer}"}
+    others |= {DENSE: "none", EXPERTS: "none"}
     mixers = tuple(others.get(word, "attention") for word in words)
     return replace(
         config,

@@ -117,8 +117,7 @@ def predecessors(operators: tuple[Operator, ...]) -> tuple[tuple[int, ...], ...]
     result: list[tuple[int, ...]] = []
     for index, op in enumerate(operators):
         result.append(tuple(sorted({writer[name] for name in op.reads if name in writer})))
-        for name in op.writes:
-            writer[name] = index
+        writer |= dict.fromkeys(op.writes, index)
     return tuple(result)
 
 

@@ -21,9 +21,10 @@ class _Named(Protocol):
 
 
 N = TypeVar("N", bound=_Named)
+Names = tuple[str, ...]
 
 
-def once(names: Iterable[str]) -> tuple[str, ...]:
+def once(names: Iterable[str]) -> Names:
     """Remove repeated names, keeping the first of each."""
     return tuple(dict.fromkeys(names))
 
@@ -240,13 +241,9 @@ class Operator:
     def core(self) -> Core:
         if self.collective is not None:
             return Core.LINK
-        if self.matmuls and self.vectors:
-            return Core.PAIR
         if self.matmuls:
-            return Core.TENSOR
-        if self.vectors:
-            return Core.VECTOR
-        return Core.NONE
+            return Core.PAIR if self.vectors else Core.TENSOR
+        return Core.VECTOR if self.vectors else Core.NONE
 
     @property
     def flops(self) -> int:

@@ -23,36 +23,21 @@ def linear_product(x: Tensor, weights: Sequence[Tensor], split: str) -> Matmul:
 
 def data_gradient(forward: Matmul) -> Matmul:
     """dX = dY W^T."""
-    return Matmul(
-        forward.batch, forward.m, forward.k, forward.n, forward.fraction, _DATA_SPLIT[forward.split]
-    )
+    return replace(forward, n=forward.k, k=forward.n, split=_DATA_SPLIT[forward.split])
 
 
 def weight_gradient(forward: Matmul) -> Matmul:
     """dW = X^T dY."""
-    return Matmul(
-        forward.batch,
-        forward.k,
-        forward.n,
-        forward.m,
-        forward.fraction,
-        _WEIGHT_SPLIT[forward.split],
-    )
+    return replace(forward, m=forward.k, k=forward.m, split=_WEIGHT_SPLIT[forward.split])
 
 
 def scores_product(
-    batch: int,
-    sequence: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    fraction: float,
-    keys: int = 0,
+    batch: int, sequence: int, heads: int, kv_heads: int, width: int, fraction: float, keys: int = 0
 ) -> Matmul:
     """Q K^T. Query heads that share a key head are rows of one product (grouped queries); `keys`
     where they are not as many as the queries."""
     rows = sequence * (heads // kv_heads)
-    return Matmul(batch * kv_heads, rows, keys or sequence, head_dim, fraction, "batch")
+    return Matmul(batch * kv_heads, rows, keys or sequence, width, fraction, "batch")
 
 
 def values_product(scores: Matmul, value_width: int) -> Matmul:

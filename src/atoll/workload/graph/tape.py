@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
 from dataclasses import replace
 
+from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import (
     CollectiveKind,
     Operator,
     Role,
-    Tensor,
     TensorCollective,
     VectorWork,
     pass_over,
@@ -24,27 +24,20 @@ class Tape:
     all-reduce) are not copied: they share one tensor.
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        readers: Mapping[str, int],
-        entering: Mapping[str, int],
-        collectives: Iterable[Operator],
-        group: int,
-    ) -> None:
-        self.tensors = dict(tensors)
+    def __init__(self, layer: Layer, group: int) -> None:
+        values = (Role.ACTIVATION, Role.WEIGHT)
+        self.tensors = {name: t for name, t in layer.tensors.items() if t.role in values}
         self.operators: list[Operator] = []
         self.group = group
-        self._readers = readers
-        self._entering = entering
+        reads = (name for op in layer.forward for name in op.reads)
+        # What leaves for later layers comes back with the sum of their gradients.
+        self._readers = Counter([*reads, *layer.more_outputs])
+        self._entering = Counter(name for op in layer.forward for name in op.enters)
         self._partials: dict[str, list[str]] = {}
-        self._gathered: dict[str, Operator] = {}
-        self._reduced: dict[str, str] = {}
-        for op in collectives:
-            if op.kind == CollectiveKind.ALL_GATHER:
-                self._gathered[op.writes[0]] = op
-            elif op.kind == CollectiveKind.ALL_REDUCE:
-                self._reduced[op.reads[0]] = op.writes[0]
+        gathers = (op for op in layer.forward if op.kind == CollectiveKind.ALL_GATHER)
+        sums = (op for op in layer.forward if op.kind == CollectiveKind.ALL_REDUCE)
+        self._gathered = {op.writes[0]: op for op in gathers}
+        self._reduced = {op.reads[0]: op.writes[0] for op in sums}
         self._shares: dict[str, list[str]] = {}
         self._gathered_again: set[str] = set()
 
@@ -75,9 +68,12 @@ class Tape:
         self._shares.setdefault(name, []).append(gradient)
 
     def give_entering(self, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
-        """As `give`, for a read that enters a tensor-parallel region: the tensor to write, and the
-        all-reduce (to be run after) that completes it, where there is a group to sum over. Of
-        several such reads of one tensor the last brings the sum and the one all-reduce of all."""
+        """As `give`, for a read that may be a weight or enter a tensor-parallel region: the tensor
+        to write, and the all-reduce (to be run after) that completes it, where there is a group to
+        sum over. Of several such reads of one tensor the last brings the sum and the one all-reduce
+        of all."""
+        if self.tensors[name].role is Role.WEIGHT:
+            return self.weight_gradient(name), ()
         if self.group == 1 or name not in op.enters:
             return self.give(name), ()
         if self._entering[name] == 1:
@@ -96,12 +92,9 @@ class Tape:
         return label, (add, self._all_reduce(summed, total))
 
     def _all_reduce(self, partial: str, total: str) -> Operator:
-        collective = TensorCollective(
-            CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group
-        )
-        return Operator(
-            f"{total}.reduce", "all_reduce", (partial,), (total,), collective=collective
-        )
+        size = self.tensors[partial].bytes
+        sum_ = TensorCollective(CollectiveKind.ALL_REDUCE, size, self.group)
+        return Operator(f"{total}.reduce", "all_reduce", (partial,), (total,), collective=sum_)
 
     def weight_gradient(self, name: str) -> str:
         return self._declare(f"d{name}", name, Role.WEIGHT_GRADIENT)
