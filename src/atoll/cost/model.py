@@ -45,8 +45,7 @@ def product_floors(shapes: Sequence[ProductShape], configs: TensorConfigs) -> Pr
     size = (len(shapes), len(configs))
     time_s = np.zeros(size)
     over_ranges(
-        lambda start, stop: gemm_kernels.floor_range(start, stop, *arguments, time_s),
-        time_s.size,
+        lambda start, stop: gemm_kernels.floor_range(start, stop, *arguments, time_s), time_s.size
     )
     inputs = np.array([2.0 * s.batch * (s.m * s.k + s.k * s.n) for s in shapes])
     outputs = np.array([2.0 * s.batch * s.m * s.n * s.fraction + s.extra_bytes for s in shapes])

@@ -227,10 +227,7 @@ def _arrays(table: LayerTable, layers: LayerGraph, order: Sequence[int]) -> Pack
     return PackedGraph(
         layer=np.array(columns, np.float64),
         edge_start=np.stack(
-            [
-                np.searchsorted(target[by_target], starts),
-                np.searchsorted(source[by_source], starts),
-            ]
+            [np.searchsorted(target[by_target], starts), np.searchsorted(source[by_source], starts)]
         ),
         edge_node=np.stack([source[by_target], target[by_source]]),
         edge_cost=np.stack([cost[by_target], cost[by_source]]),

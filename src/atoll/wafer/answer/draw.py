@@ -17,10 +17,7 @@ _LABELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def wafer_picture(
-    wafer: Wafer,
-    evaluation: MappingCost,
-    dead: Sequence[Die] = (),
-    dead_links: Sequence[Link] = (),
+    wafer: Wafer, evaluation: MappingCost, dead: Sequence[Die] = (), dead_links: Sequence[Link] = ()
 ) -> WaferPicture:
     """Return the data of a picture: dies with stage and memory, links with load."""
     stages = list(zip(evaluation.mapping.stages, evaluation.stages, strict=True))

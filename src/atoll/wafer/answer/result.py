@@ -426,7 +426,4 @@ def baseline_words(baseline: WaferBaseline | None, ours: float) -> str:
 
 def wafer_files(result: WaferResult) -> dict[str, str]:
     """Return the folder's contents by file name."""
-    return {
-        RESULT: result.answer.to_json(indent=1),
-        MAPPING: result.best.mapping.to_json() + "\n",
-    }
+    return {RESULT: result.answer.to_json(indent=1), MAPPING: result.best.mapping.to_json() + "\n"}

@@ -156,11 +156,7 @@ class GradientTables:
 
 
 def fetch_s(
-    node: NodeTable,
-    weight: Ints,
-    streams: Bools,
-    inputs: ReshardTimes,
-    outputs: ReshardTimes,
+    node: NodeTable, weight: Ints, streams: Bools, inputs: ReshardTimes, outputs: ReshardTimes
 ) -> Floats:
     """Return the exposed seconds of a gradient pass's input and output, and its compute seconds."""
     exchange_s = inputs.exchange_s + outputs.exchange_s

@@ -31,11 +31,7 @@ class Tiling(NamedTuple):
 
 
 def guillotine(
-    rows: int,
-    columns: int,
-    pieces: int,
-    dead: Sequence[Die] = (),
-    dead_links: Sequence[Link] = (),
+    rows: int, columns: int, pieces: int, dead: Sequence[Die] = (), dead_links: Sequence[Link] = ()
 ) -> tuple[Rectangle, ...]:
     """Return at most `pieces` rectangles that cover the most working dies, in reading order."""
     links = [*dead_links, *((die, die) for die in dead)]
