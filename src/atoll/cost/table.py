@@ -35,13 +35,7 @@ from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
 from atoll.workload.graph.operator import Core, Matmul, Operator
 
-_KINDS = {
-    Core.TENSOR: table_kernels.TENSOR,
-    Core.VECTOR: table_kernels.VECTOR,
-    Core.PAIR: table_kernels.PAIR,
-    Core.LINK: table_kernels.LINK,
-    Core.NONE: table_kernels.NONE,
-}
+_KINDS: dict[Core, int] = {core: getattr(table_kernels, core.name) for core in Core}
 
 
 @dataclass(frozen=True)
@@ -128,13 +122,8 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
                 pred_idx.extend(before)
                 pred_ptr.append(len(pred_idx))
             ptr.append(len(ops))
-    arrays = Passes(
-        ptr=np.array(ptr, np.int64),
-        op=np.array(ops, np.int64),
-        pred_ptr=np.array(pred_ptr, np.int64),
-        pred_idx=np.array(pred_idx or [0], np.int64),
-    )
-    return PassSet(chosen, tuple(rows), arrays)
+    arrays = (np.array(array, np.int64) for array in (ptr, ops, pred_ptr, pred_idx or [0]))
+    return PassSet(chosen, tuple(rows), Passes(*arrays))
 
 
 def capacities(costs: Costs, chips: NDArray[np.int64]) -> Floats:
@@ -303,20 +292,12 @@ def _priced_where(
 
 def product_shapes(key: OperatorKey, stalls: Stalls) -> list[ProductShape]:
     """Return the matrix products of an operator; the first carries the bytes of its epilogue."""
-    return [
-        ProductShape(
-            product.batch,
-            product.m,
-            product.n,
-            product.k,
-            masked_fraction(product, key.operator.matmuls[0].n, stalls)
-            if key.operator.on_chip
-            else product.fraction,
-            0.0 if number else _epilogue_bytes(key),
-            key.operator.on_chip,
-        )
-        for number, product in enumerate(key.operator.matmuls)
-    ]
+    shapes, (matmuls, on_chip) = [], (key.operator.matmuls, key.operator.on_chip)
+    for number, p in enumerate(matmuls):
+        fraction = masked_fraction(p, matmuls[0].n, stalls) if on_chip else p.fraction
+        extra_bytes = 0.0 if number else _epilogue_bytes(key)
+        shapes.append(ProductShape(p.batch, p.m, p.n, p.k, fraction, extra_bytes, on_chip))
+    return shapes
 
 
 def overlapped_s(first_s: Any, second_s: Any, stalls: Stalls) -> Any:

@@ -102,7 +102,7 @@ class LayerBounds:
         self.wafer: Wafer = planner.wafer
         self.pricer = die_pricer(self.wafer.chip)
         # Products of streamed operators run in pieces; each operator may stream or not.
-        self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
+        self.modes = (True, False) if self.options.streaming else (False,)
         self._size_bounds: dict[tuple[int, int], SizeBound] = {}
         # Per object: a cache of the class would never release the tables of a search.
         self._split_bounds = cache(self._compute_split_bounds)
@@ -258,7 +258,7 @@ class LayerBounds:
 
     def _compute_split_bounds(self, microbatch: int, dies: int) -> SplitBounds:
         setting, shapes = self.planner.setting(microbatch), self.shapes_by_dies()[dies]
-        tables = SplitTables(self.block(microbatch), shapes, setting, self.pricer, self.pieces)
+        tables = SplitTables(self.block(microbatch), shapes, setting, self.pricer, self.modes)
         return split_bounds(tables, Rules(self.options.homes, self.options.recompute))
 
     def _memory_matters(self, bound: SizeBound, depth: int, layers: int) -> bool:
@@ -370,7 +370,7 @@ class LayerBounds:
             return PassTime(np.inf, np.inf, np.inf), np.inf
         if self.options.volume_only:
             return PassTime(0.0, 0.0, 0.0), np.inf
-        pieces = self.pieces if unit.kind == "linear" else (1,)
+        pieces = {int(CHUNKS) if streams and unit.kind == "linear" else 1 for streams in self.modes}
         times = np.concatenate([pass_times_s(self.pricer, unit, cuts, count) for count in pieces])
         _, _, weight_s = times.T
         return PassTime(*times.min(axis=0).tolist()), float(weight_s.max())

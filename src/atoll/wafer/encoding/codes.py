@@ -30,12 +30,6 @@ def parts_of(code: str, digits: Digits) -> Parts:
     return parts
 
 
-@lru_cache(maxsize=1 << 14)
-def cuts_of(code: str, digits: Digits) -> tuple[tuple[str, int], ...]:
-    """Return `parts_of` sorted: equal for codes with equal splits."""
-    return tuple(sorted(parts_of(code, digits).items()))
-
-
 def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
     """Whether no dimension is cut into more pieces than its size, and samples evenly."""
     if len(code) != digits.count:

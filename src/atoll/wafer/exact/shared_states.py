@@ -89,6 +89,17 @@ class SharedStates:
             )  # fmt: skip
         return steps
 
+    @cached_property
+    def paths(self) -> BlockPaths:
+        """The chains, and the costs of each stream layout outside them."""
+        tables, codes = self.tables, self.tables.stream.codes
+        share = np.array([tables.stream_share(code) for code in codes])
+        return BlockPaths(
+            self.chains, np.array([tables.stream_s(code) for code in codes]),
+            share * tables.setting.stream_saved_bytes(tables.block),
+            np.array([tables.buffer_bytes(code) for code in codes]),
+        )  # fmt: skip
+
     def offloading_chains(self, away: HelperPath) -> list[list[PathStep]]:
         """Return the steps of a stage that may offload tensors to another stage's memory."""
         offloading = []
@@ -155,9 +166,7 @@ class DecoupledBound:
     """Cached `least_costs`; with offload they are the same for any number in flight."""
 
     @staticmethod
-    def from_states(
-        states: SharedStates, paths: BlockPaths, gradients: WeightGradientCosts
-    ) -> DecoupledBound:
+    def from_states(states: SharedStates, gradients: WeightGradientCosts) -> DecoupledBound:
         tables, rules = states.tables, states.rules
         forward: list[list[PathStep]] = []
         but_weight: list[list[PathStep]] = []
@@ -188,8 +197,8 @@ class DecoupledBound:
                         step, time_s=step.time_s + np.where(source_sliced, fetch_added_s, 0.0),
                         option_s=home_s[:, None, :], state_bytes=state_bytes[:, None, :],
                     )  # fmt: skip
-        forward_paths = replace(paths, chains=forward)
-        return DecoupledBound(forward_paths, backward, replace(paths, chains=but_weight))
+        forward_paths = replace(states.paths, chains=forward)
+        return DecoupledBound(forward_paths, backward, replace(states.paths, chains=but_weight))
 
     @cached_property
     def but_weight_s(self) -> float:
