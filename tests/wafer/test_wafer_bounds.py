@@ -27,7 +27,7 @@ from atoll.wafer.bounds.layer_bounds import (
 from atoll.wafer.bounds.step_bounds import StepBound
 from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
-from atoll.wafer.encoding.block_mapping import SCHEDULES, SEARCHED_HOMES, BlockMapping
+from atoll.wafer.encoding.block_parts import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate

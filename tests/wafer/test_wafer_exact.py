@@ -15,7 +15,7 @@ from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs.die_pricer import DiePricer
 from atoll.wafer.costs.layer_cost import block_cost
 from atoll.wafer.costs.tables import BlockTables, CostSetting
-from atoll.wafer.encoding.block_mapping import (
+from atoll.wafer.encoding.block_parts import (
     HOMES,
     KEEP,
     OFFLOAD,

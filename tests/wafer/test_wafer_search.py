@@ -27,9 +27,16 @@ from atoll.questions import JOBS, WaferQuestion
 from atoll.questions.ask import load_job
 from atoll.step.states import STATES
 from atoll.wafer.api import estimate_wafer, search_wafer
-from atoll.wafer.baselines.accpar import TYPES, _cheapest_types, _volume_within, volume_between
-from atoll.wafer.baselines.baselines import NAMES, SOURCES, run_baseline
-from atoll.wafer.encoding.block_mapping import HOMES
+from atoll.wafer.baselines import (
+    NAMES,
+    SOURCES,
+    TYPES,
+    _cheapest_types,
+    _volume_within,
+    run_baseline,
+    volume_between,
+)
+from atoll.wafer.encoding.block_parts import HOMES
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate, head_codes
 from atoll.wafer.search import WaferSearch

@@ -38,8 +38,7 @@ from atoll.wafer.costs.layer_cost import block_cost
 from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.costs.weight_placement import home_bytes, home_cost
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import BlockCost, HelperPath
-from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding.block_parts import BlockCost, HelperPath, WaferBlock
 from atoll.wafer.encoding.codes import legal, parts_of, stream_layout
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 

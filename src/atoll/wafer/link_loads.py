@@ -22,20 +22,17 @@ from atoll.fabric.mesh_events import LinkMessage
 from atoll.fabric.routes import boundaries, journeys
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.costs.layer_cost import (
+    DigitCollective,
     TransitionCost,
+    collectives_between,
     edge_transfers,
     mapped_operators,
     mapping_tables,
-)
-from atoll.wafer.costs.tables import CostSetting, NodeTable
-from atoll.wafer.costs.transition_collectives import (
-    DigitCollective,
-    collectives_between,
     stored_layout,
 )
+from atoll.wafer.costs.tables import CostSetting, NodeTable
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import RECOMPUTE
-from atoll.wafer.encoding.block_parts import KINDS, WaferBlock
+from atoll.wafer.encoding.block_parts import KINDS, RECOMPUTE, WaferBlock
 from atoll.wafer.encoding.codes import parts_of, stream_layout
 from atoll.wafer.encoding.mapping import StageMapping
 from atoll.wafer.evaluate import MappingCost, head_tables, setting_of

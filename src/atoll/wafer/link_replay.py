@@ -29,11 +29,12 @@ from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.layer_cost import (
     EdgeTransfer,
     TransitionCost,
+    collectives_between,
     edge_transfers,
     mapping_tables,
+    stored_layout,
 )
-from atoll.wafer.costs.transition_collectives import collectives_between, stored_layout
-from atoll.wafer.encoding.block_mapping import OFFLOAD, RECOMPUTE
+from atoll.wafer.encoding.block_parts import OFFLOAD, RECOMPUTE
 from atoll.wafer.evaluate import MappingCost, setting_of
 
 _NOTHING = TransitionCost(0.0, 0.0, 0.0, 0.0)

@@ -18,7 +18,7 @@ from atoll.base.stopping import StopCheck
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.answer.explain import CHANGES, worth
-from atoll.wafer.baselines.baselines import WaferBaseline, run_baseline
+from atoll.wafer.baselines import WaferBaseline, run_baseline
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict

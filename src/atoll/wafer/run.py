@@ -21,7 +21,7 @@ from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.store import Identity, fingerprint
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
-from atoll.wafer.baselines.baselines import NAMES, WaferBaseline
+from atoll.wafer.baselines import NAMES, WaferBaseline
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.estimate import estimate_mapping, job_mapping
 from atoll.wafer.evaluate import MappingCost

@@ -8,7 +8,7 @@ from dataclasses import astuple
 from atoll.answers.wafer import DieView, LinkLoad, WaferPicture, WaferStage
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.encoding.block_mapping import OFFLOAD
+from atoll.wafer.encoding.block_parts import OFFLOAD
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.link_loads import link_loads
 from atoll.wafer.staging.faults import Faults

@@ -33,10 +33,9 @@ from atoll.placement.replay import replay_difference
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.wafer.answer.draw import text_map, wafer_picture
-from atoll.wafer.baselines.baselines import WaferBaseline
-from atoll.wafer.encoding.block_mapping import RECOMPUTE
-from atoll.wafer.encoding.codes import parts_of
-from atoll.wafer.encoding.space_size import log10_mappings
+from atoll.wafer.baselines import WaferBaseline
+from atoll.wafer.encoding.block_parts import RECOMPUTE
+from atoll.wafer.encoding.codes import log10_mappings, parts_of
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of
 from atoll.workload import load_model

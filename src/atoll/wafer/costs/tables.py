@@ -25,8 +25,7 @@ from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.die_pricer import DiePricer, pass_times_s
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import OPTIMIZER
-from atoll.wafer.encoding.block_parts import KINDS, Edge, Roles, Unit, WaferBlock
+from atoll.wafer.encoding.block_parts import KINDS, OPTIMIZER, Edge, Roles, Unit, WaferBlock
 from atoll.wafer.encoding.codes import Parts, layouts, legal_codes, parts_of
 
 _WEIGHT = {"k": roles.SEQUENCE, "n": roles.COLUMNS, "e": roles.EXPERTS}

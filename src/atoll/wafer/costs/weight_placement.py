@@ -26,7 +26,7 @@ from atoll.base.arrays import Bools, Floats, Ints
 from atoll.step.states import States
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.tables import BlockTables, CostSetting, NodeTable, distinct_layouts, exposed
-from atoll.wafer.encoding.block_mapping import HOMES
+from atoll.wafer.encoding.block_parts import HOMES
 
 StateBytes = tuple[Floats, Floats, Floats]
 

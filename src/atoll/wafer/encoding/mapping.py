@@ -27,7 +27,7 @@ from atoll.files.jsonfile import read_object
 from atoll.files.yamlfile import validate_dict
 from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import (
+from atoll.wafer.encoding.block_parts import (
     FATES,
     HOMES,
     KEEP,
@@ -37,8 +37,8 @@ from atoll.wafer.encoding.block_mapping import (
     SCHEDULE_1F1B,
     SCHEDULES,
     BlockMapping,
+    WaferBlock,
 )
-from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import legal
 from atoll.workload.families.model_config import ModelConfig
 

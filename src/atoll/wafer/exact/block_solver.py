@@ -20,7 +20,7 @@ import numpy as np
 
 from atoll.base.arrays import Floats
 from atoll.wafer.costs.tables import BlockTables
-from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES, HelperPath, SolvedBlock
+from atoll.wafer.encoding.block_parts import SEARCHED_HOMES, HelperPath, SolvedBlock
 from atoll.wafer.exact.gradient_codes import GradientCodeRefiner
 from atoll.wafer.exact.limited_search import CandidatePath, LimitedSearch, MemoryLimits
 from atoll.wafer.exact.pass_states import PassStates

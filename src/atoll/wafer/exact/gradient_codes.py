@@ -15,7 +15,7 @@ import numpy as np
 from atoll.base.arrays import Floats, Ints
 from atoll.wafer.costs.tables import BlockTables, delay_s
 from atoll.wafer.costs.weight_placement import GradientTables, fetch_s
-from atoll.wafer.encoding.block_mapping import OFFLOAD, BlockCost, BlockMapping, HelperPath
+from atoll.wafer.encoding.block_parts import OFFLOAD, BlockCost, BlockMapping, HelperPath
 from atoll.wafer.exact.paths import PathChoices, by_chain
 from atoll.wafer.exact.shared_states import SharedStates
 

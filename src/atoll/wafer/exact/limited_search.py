@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
-from atoll.wafer.encoding.block_mapping import BlockCost
+from atoll.wafer.encoding.block_parts import BlockCost
 from atoll.wafer.exact import path_kernels, price_kernels
 from atoll.wafer.exact.paths import BlockPaths, MemoryPrice, PathChoices, PathStep
 

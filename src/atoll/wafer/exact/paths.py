@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
-from atoll.wafer.encoding.block_mapping import KEEP, OFFLOAD, RECOMPUTE, BlockCost
+from atoll.wafer.encoding.block_parts import KEEP, OFFLOAD, RECOMPUTE, BlockCost
 from atoll.wafer.exact import path_kernels as kernels
 from atoll.wafer.exact import price_kernels
 

@@ -30,7 +30,7 @@ from atoll.wafer.costs.tables import (
 )
 from atoll.wafer.costs.weight_placement import GradientTables, home_bytes, home_cost
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import BlockMapping, HelperPath
+from atoll.wafer.encoding.block_parts import BlockMapping, HelperPath
 from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.paths import (
     FATE_ORDER,

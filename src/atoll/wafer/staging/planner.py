@@ -23,7 +23,7 @@ from atoll.step.states import STATES, States
 from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import (
+from atoll.wafer.encoding.block_parts import (
     EXTERNAL,
     OFFLOAD,
     OPTIMIZER,
@@ -32,8 +32,8 @@ from atoll.wafer.encoding.block_mapping import (
     SEARCHED_HOMES,
     HelperPath,
     SolvedBlock,
+    WaferBlock,
 )
-from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import Parts, code_sets, most_codes, split_codes
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import (
