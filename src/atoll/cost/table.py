@@ -172,30 +172,16 @@ def build_costs(
     """Tabulate the costs of operators on the chips' configurations. `products` replaces the product
     costs of the cost model. Products are priced only where `wanted`, if it is given, shape
     (operators, tensor configurations)."""
-    tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(
-        keys, chips, profile, products, wanted
-    )
+    tensor_costs = _tensor_costs(keys, chips, profile, products, wanted)
+    of_chips: dict[str, Any] = {n: getattr(chips, n) for n in Costs._fields if hasattr(chips, n)}
+    of_chips["hbm_Bps"] = chips.stream_Bps
     return Costs(
-        kind=np.array([_KINDS[key.operator.core] for key in keys], np.int64),
-        tensor_s=tensor_s,
-        hbm_bytes=hbm_bytes,
-        glb_bytes=glb_bytes,
-        level_bytes=level_bytes,
+        np.array([_KINDS[key.operator.core] for key in keys], np.int64),
+        *tensor_costs,
+        **of_chips,
         vector_cycles=_vector_cycles(keys, chips, profile),
         bytes=np.array([float(key.bytes) for key in keys]),
         link_s=np.array([link_s(key.operator, network) for key in keys]),
-        tensor_cores=chips.tensor_cores,
-        vector_cores=chips.vector_cores,
-        hbm_Bps=chips.stream_Bps,
-        glb_Bps=chips.glb_Bps,
-        level_Bps=chips.level_Bps,
-        clock_Hz=chips.clock_Hz,
-        tensor_count=chips.tensor_count,
-        tensor_config=chips.tensor_config,
-        pair_count=chips.pair_count,
-        pair_config=chips.pair_config,
-        vector_count=chips.vector_count,
-        vector_config=chips.vector_config,
         slots=float(profile.tensor_slots),
         free_spread=profile.free_spread,
         vector_memory=profile.vector_memory,

@@ -51,17 +51,9 @@ TermArrays = tuple[NDArray[np.float64], ...]
 """The fields of `Terms` for many collectives; `s_per_byte` and `steps` have one row per level."""
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1 << 14)
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
-    """Return the size-independent terms of a collective over `group` devices, cached."""
-    cache, key = network.terms_cache, (kind, group, stride)
-    if key not in cache:
-        cache[key] = _terms(network, *key)
-    collective_terms: Terms = cache[key]
-    return collective_terms
-
-
-def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
+    """Return the size-independent terms of a collective over `group` devices."""
     fixed_s = start_s = tree_s = 0.0
     inside = 1
     slopes, steps = [], []

@@ -428,12 +428,11 @@ def _cheapest_types(
     weights: list[float], inputs: list[float], outputs: list[float]
 ) -> tuple[str, ...]:
     """Return the types with the least volume; the last layer's output feeds the first."""
-    count = len(weights)
-    best: tuple[float, tuple[str, ...]] | None = None
+    closed: list[tuple[float, tuple[str, ...]]] = []
     for first in TYPES:
         start = _volume_within(first, weights[0], inputs[0], outputs[0])
         best_by_type: dict[str, tuple[float, tuple[str, ...]]] = {first: (start, (first,))}
-        for i in range(1, count):
+        for i in range(1, len(weights)):
             best_by_type = {
                 kind: min(
                     (
@@ -447,11 +446,8 @@ def _cheapest_types(
                 for kind in TYPES
             }
         for last, (volume, path) in best_by_type.items():
-            total = volume + volume_between(last, first, inputs[0], inputs[0])
-            if best is None or (total, path) < best:
-                best = (total, path)
-    assert best is not None
-    return best[1]
+            closed.append((volume + volume_between(last, first, inputs[0], inputs[0]), path))
+    return min(closed)[1]
 
 
 def _tags(types: list[str], block: WaferBlock, digits: Digits) -> str:
