@@ -27,7 +27,7 @@ import numpy as np
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.fabric.mesh_collectives import wires
-from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
+from atoll.fabric.routes import Boundary, boundaries, journeys
 from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import microbatches_in_flight, peak_activation_bytes, step_s
 from atoll.step.replay import PassTime
@@ -147,14 +147,12 @@ def helper_paths(
     dead_links: Sequence[Link] = (),
 ) -> tuple[HelperPath | None, ...]:  # fmt: skip
     """Return each stage's bandwidth and latency to its helper, all sending at once."""
-    routes = journeys(wafer.mesh, rectangles, helpers, dead_links)
-    return tuple(_helper_path(wafer, journey) for journey in routes)
-
-
-def _helper_path(wafer: Wafer, journey: Journey | None) -> HelperPath | None:
-    if journey is None:
-        return None
-    return HelperPath(wafer.link_Bps / journey.sharing, journey.hops * wafer.link_latency_s)
+    return tuple(
+        None
+        if path is None
+        else HelperPath(wafer.link_Bps / path.sharing, path.hops * wafer.link_latency_s)
+        for path in journeys(wafer.mesh, rectangles, helpers, dead_links)
+    )
 
 
 def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[StageCost, ...]:

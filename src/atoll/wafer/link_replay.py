@@ -18,8 +18,7 @@ from typing import Any
 
 from atoll.answers.wafer import DetailedStep
 from atoll.base.arrays import Ints
-from atoll.fabric.digits import Digits
-from atoll.fabric.mesh import Link, Mesh, both_directions
+from atoll.fabric.mesh import Link, both_directions
 from atoll.fabric.mesh_collectives import simulate_exchange, simulate_pass
 from atoll.fabric.mesh_events import LinkMessage, simulate
 from atoll.fabric.routes import flows, route
@@ -27,6 +26,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.layer_cost import (
+    NO_COST,
     EdgeTransfer,
     TransitionCost,
     collectives_between,
@@ -37,7 +37,6 @@ from atoll.wafer.costs.layer_cost import (
 from atoll.wafer.encoding.block_parts import OFFLOAD, RECOMPUTE
 from atoll.wafer.evaluate import MappingCost, setting_of
 
-_NOTHING = TransitionCost(0.0, 0.0, 0.0, 0.0)
 _PIECES = int(kernels.CHUNKS)
 _PACKETS = 16  # in which an offloaded tensor travels
 
@@ -65,30 +64,34 @@ def _layer_s(wafer: Wafer, evaluation: MappingCost, number: int, offload_Bps: fl
 
     @cache
     def transition(
-        total: float, source: tuple[int, ...], target: tuple[int, ...], scatter: str, gather: str
+        total: float, have: tuple[int, ...], want: tuple[int, ...], scatter: str, gather: str
     ) -> TransitionCost:
-        return _transition(stage.digits, wafer.mesh, total, source, target, scatter, gather)
+        """Return the simulated seconds of scatter, exchange and gather."""
+        digits, mesh = stage.digits, wafer.mesh
+        passes = collectives_between(digits, total, have, want)
+        return TransitionCost(
+            sum(simulate_pass(digits, *collective, mesh, scatter) for collective in passes.scatter),
+            sum(simulate_exchange(digits, *collective, mesh) for collective in passes.exchange),
+            sum(simulate_pass(digits, *collective, mesh, gather) for collective in passes.gather),
+            passes.stored_bytes,
+        )
 
     def move(
-        total: float, source: Ints, via: Ints, target: Ints, scatter: str, gather: str
+        total: float, source: Ints, via: Ints, target: Ints, *algorithms: str
     ) -> TransitionCost:
-        return transition(
-            total, stored_layout(source, via), tuple(target.tolist()), scatter, gather
-        )
+        return transition(total, stored_layout(source, via), tuple(target.tolist()), *algorithms)
 
     layer_s = tables.stream_s(stage.block.stream) + stage_s["sharded_weights"]
     for chain in edge_transfers(tables, stage.block, move):
         start = chain[0].reader, chain[0].writer
-        previous = EdgeTransfer(*start, _NOTHING, _NOTHING, _NOTHING, None, 0.0)
+        previous = EdgeTransfer(*start, NO_COST, NO_COST, NO_COST, None, 0.0)
         for crossing in chain:
             forward, backward = crossing.forward, crossing.backward
             layer_s += forward.exchange_s + backward.exchange_s + crossing.fetch.exchange_s
             layer_s += _operator_s(previous, forward.scatter_s, backward.gather_s, offload_Bps)
             if crossing.fate == RECOMPUTE:
-                scatter_s, streams = forward.scatter_s, crossing.writer.streams
-                layer_s += forward.exchange_s + _pass_s(
-                    0.0, crossing.recompute_s, scatter_s, streams
-                )
+                scatter = forward.scatter_s, crossing.writer.streams
+                layer_s += forward.exchange_s + _pass_s(0.0, crossing.recompute_s, *scatter)
             previous = crossing
         layer_s += _operator_s(previous, 0.0, 0.0, offload_Bps)
     return layer_s
@@ -112,20 +115,6 @@ def _pass_s(gather_s: float, compute_s: float, scatter_s: float, streams: bool) 
     if not streams:
         return gather_s + compute_s + scatter_s
     return streamed_s(gather_s, compute_s, scatter_s, _PIECES)
-
-
-def _transition(
-    digits: Digits, mesh: Mesh, total_bytes: float, source: Sequence[int], target: Sequence[int],
-    scatter: str, gather: str,
-) -> TransitionCost:  # fmt: skip
-    """Return the simulated seconds of scatter, exchange and gather."""
-    passes = collectives_between(digits, total_bytes, source, target)
-    return TransitionCost(
-        sum(simulate_pass(digits, *collective, mesh, scatter) for collective in passes.scatter),
-        sum(simulate_exchange(digits, *collective, mesh) for collective in passes.exchange),
-        sum(simulate_pass(digits, *collective, mesh, gather) for collective in passes.gather),
-        passes.stored_bytes,
-    )
 
 
 def offload_rates_Bps(

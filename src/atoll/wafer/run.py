@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from atoll.answers.wafer import FaultsAnswer, ResourceWorth, WaferDesign, WaferFront
@@ -18,6 +19,7 @@ from atoll.executors import PieceRunner
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
+from atoll.questions.ask import ask
 from atoll.step.certificate import Certificate
 from atoll.store import Identity, fingerprint
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
@@ -25,7 +27,7 @@ from atoll.wafer.baselines import NAMES, WaferBaseline
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.estimate import estimate_mapping, job_mapping
 from atoll.wafer.evaluate import MappingCost
-from atoll.wafer.job import options_of, tokens_of
+from atoll.wafer.job import completed, options_of, tokens_of
 from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch
 from atoll.wafer.staging.faults import Faults, degraded, unharmed
@@ -34,6 +36,16 @@ from atoll.wafer.wafer_space import SolvedWafer, WaferExploration, explore_wafer
 from atoll.workload import load_model
 
 TOLERANCE = 0.01
+
+
+def search_wafer(
+    job: WaferQuestion | str | Path | None = None, *, stop: Stop | None = None,
+    progress: Progress | None = None, **fields: Any,
+) -> WaferResult:  # fmt: skip
+    """Find the best mapping of a model on a wafer (or on the best wafer of a space); `job` is a
+    question or a job file, and `fields` override its fields.
+    """
+    return run_wafer_search(completed(ask({"wafer": WaferQuestion}, job, fields)), progress, stop)
 
 
 def run_wafer_search(
@@ -148,7 +160,8 @@ class _WaferRun:
             wafer=wafer,
             best=best,
             certificate=Certificate(
-                score=_healthy(job, outcome.best, best),
+                # The bound is that of a wafer without faults.
+                score=(outcome.best if job.dead_dies or job.dead_links else best).samples_per_s,
                 bound=explored.bound_samples_per_s,
                 tolerance=TOLERANCE,
                 items=len(wafers),
@@ -203,9 +216,9 @@ class _WaferRun:
         return explore_wafers(searches, job.pareto, thorough, self.progress, prefetch)
 
     def _baselines(self, search: WaferSearch) -> dict[str, WaferBaseline | None]:
-        if not self.problem.job.baselines:
-            return {}
         baselines: dict[str, WaferBaseline | None] = {}
+        if not self.problem.job.baselines:
+            return baselines
         with self._timed("baselines"):
             search.pieces.prefetch([("baseline", name) for name in NAMES])
             for name in NAMES:
@@ -260,19 +273,12 @@ def _subject(job: WaferQuestion, wafers: int) -> str:
     return f"all mappings{microbatch_text}{left_out} on {wafers_text}"
 
 
-def _healthy(job: WaferQuestion, healthy: MappingCost, best: MappingCost) -> float:
-    """Return the throughput to compare with the bound: that of a wafer without faults."""
-    return healthy.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
-
-
 def _accept(job: WaferQuestion) -> Callable[[PipelineShape], bool]:
-    def accept(candidate: PipelineShape) -> bool:
-        shape = candidate.width, candidate.height
-        return (not job.stage_shapes or shape in job.stage_shapes) and (
-            not job.stage_counts or candidate.stages in job.stage_counts
-        )
-
-    return accept
+    shapes, counts = job.stage_shapes, job.stage_counts
+    return lambda shape: (
+        (not shapes or (shape.width, shape.height) in shapes)
+        and (not counts or shape.stages in counts)
+    )
 
 
 def _seeds(
@@ -308,9 +314,7 @@ def design_row(wafer: Wafer, cost: MappingCost) -> WaferDesign:
 
 
 def _front(explored: WaferExploration) -> dict[str, WaferFront]:
-    pareto = pareto_rows(explored)
-    solved = (pair for pair in explored.solved if any(pair.wafer is member for member in pareto))
-    rows = (design_row(wafer, outcome.best) for wafer, outcome in solved)
+    rows = (design_row(wafer, outcome.best) for wafer, outcome in pareto_rows(explored))
     return {"throughput_power_cost": WaferFront(proven_within=None, designs=tuple(rows))}
 
 

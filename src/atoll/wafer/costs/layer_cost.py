@@ -41,7 +41,7 @@ class TransitionCost(NamedTuple):
     stored_bytes: float
 
 
-_NO_COST = TransitionCost(0.0, 0.0, 0.0, 0.0)
+NO_COST = TransitionCost(0.0, 0.0, 0.0, 0.0)
 
 Move = Callable[[float, Ints, Ints, Ints, str, str], TransitionCost]
 """Arguments: bytes of a tensor; its source layout, the layout on the way to which it is stored, its
@@ -111,7 +111,7 @@ def edge_transfers(
         totals: tuple[float, ...], source: Ints, via: Ints, target: Ints,
         *algorithms: str,
     ) -> TransitionCost:  # fmt: skip
-        cost = _NO_COST
+        cost = NO_COST
         for tensor in zip(totals, source, via, target, strict=False):
             if tensor[0] > 0.0:
                 cost = _summed(cost, move(*tensor, algorithms[0], algorithms[-1]))
@@ -260,7 +260,7 @@ def _home(op: MappedOperator, home: str, setting: CostSetting, move: Move) -> tu
 
     def moved(bytes_per_parameter: float, have: int, want: int) -> TransitionCost:
         if have == want:
-            return _NO_COST
+            return NO_COST
         total = bytes_per_parameter * parameters
         return move(total, layouts[have], layouts[have], layouts[want], algorithm, algorithm)
 
