@@ -83,7 +83,7 @@ class StepBound:
     # -- one microbatch ------------------------------------------------------------------------
 
     def sizes(self, microbatch: int) -> list[SizeBound]:
-        bounds = [self.layers.size_bound(microbatch, n) for n in self.layers.sizes]
+        bounds = [self.layers.size_bound(microbatch, n) for n in self.layers.shapes_by_dies]
         return [size for size in bounds if size.layer_s < INFINITY]
 
     def work_s(self, microbatch: int) -> float:

@@ -126,9 +126,9 @@ class OperatorChain:
 
     units: tuple[Unit, ...]
     edges: tuple[Edge, ...]
-    entry_passes: tuple[TaggedVector, ...]
+    entry_passes: tuple[TaggedVector, ...] = ()
     """Forward work on the stream before the first operator (the norm), recomputed with it."""
-    stream_passes: tuple[TaggedVector, ...]
+    stream_passes: tuple[TaggedVector, ...] = ()
     """All other work on the stream: residual, dropout, and every backward pass there."""
 
 

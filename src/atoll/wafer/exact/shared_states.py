@@ -111,7 +111,8 @@ class SharedStates:
     def block_mapping(self, stream: int, path: PathChoices) -> BlockMapping:
         operators = np.concatenate([choices[:-1] for choices in by_chain(self.chains, path)])
         entries, options, _ = operators.T.tolist()
-        pairs = list(zip(self._units, entries, strict=True))
+        units = (nodes for chain in self.tables.nodes for nodes in chain)
+        pairs = list(zip(units, entries, strict=True))
         algorithm = self.tables.setting.algorithm
         collectives = tuple((bool(node.streams[entry]), algorithm) for node, entry in pairs)
         steps = (step for chain in self.chains for step in chain)
@@ -122,10 +123,6 @@ class SharedStates:
             tuple(FATE_ORDER[fate] for step, fate in fates if step.droppable), (),
             collectives if len(self.tables.modes) > 1 else (),
         )  # fmt: skip
-
-    @property
-    def _units(self) -> Sequence[NodeTable]:
-        return [nodes for chain in self.tables.nodes for nodes in chain]
 
 
 def offload_s(edge: EdgeTable, node: NodeTable, away: HelperPath) -> Floats:
