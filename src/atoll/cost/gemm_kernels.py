@@ -403,8 +403,7 @@ def _pair(pair, shapes, fractions, extras, on_chip, configs):
 
 @entry
 def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
-    """Fill `time` with `product_floor_s` for pairs start..stop-1 of the (shape, configuration)
-    grid."""
+    """Fill `time` with `product_floor_s` for pairs of the (shape, configuration) grid."""
     for pair in range(start, stop):
         s, c, product, cores = _pair(pair, shapes, fractions, extras, on_chip, configs)
         time[s, c] = product_floor_s(product, cores)

@@ -53,9 +53,7 @@ class Routed:
 
     @property
     def tiled_rows(self) -> Floats:
-        """Return the mean number of rows computed per expert, including padding: uneven experts
-        fill half of their last tile on average.
-        """
+        """Mean rows per expert with padding: uneven experts fill half of their last tile."""
         rows_per_expert = self.rows / self.experts
         uneven = self.largest > np.ceil(rows_per_expert)
         even = np.ceil(rows_per_expert / TILE_ROWS) * TILE_ROWS

@@ -67,8 +67,7 @@ class PassSet:
 
     @cached_property
     def alike(self) -> NDArray[np.int64]:
-        """Return, per layer, the first layer with equal operators and graphs and therefore equal
-        costs, shape (layers,)."""
+        """Return per layer the first one with equal operators and graphs, so with equal costs."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         first_by_content: dict[tuple[bytes, ...], int] = {}
         firsts = []
@@ -80,8 +79,7 @@ class PassSet:
         return np.array(firsts, np.int64)
 
     def subset(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
-        """Return a pass set with only these layers and their operators, and the indices of these
-        layers' operators in the arrays."""
+        """Return a pass set of these layers only, and their operators' indices in the arrays."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         passes = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
         at = _spans(ptr[passes], np.diff(ptr)[passes])

@@ -115,9 +115,7 @@ class PhazePlacer:
 
 
 def _even(problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
-    """Return the blocks divided evenly over `stages` stages with the most replicas; None if that
-    is not possible.
-    """
+    """Divide the blocks evenly over `stages` stages with the most replicas, if that is possible."""
     starts = even_starts(problem.facts.block, stages)
     if starts is None:
         return None

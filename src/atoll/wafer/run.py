@@ -42,9 +42,7 @@ def search_wafer(
     job: WaferQuestion | str | Path | None = None, *, stop: Stop | None = None,
     progress: Progress | None = None, **fields: Any,
 ) -> WaferResult:  # fmt: skip
-    """Find the best mapping of a model on a wafer (or on the best wafer of a space); `job` is a
-    question or a job file, and `fields` override its fields.
-    """
+    """Search the best mapping for a question or a job file, whose fields `fields` override."""
     return run_wafer_search(completed(ask({"wafer": WaferQuestion}, job, fields)), progress, stop)
 
 
@@ -73,13 +71,7 @@ class WaferProblem:
     job: WaferQuestion
     wafers: tuple[Wafer, ...]
     stop: Stop
-    _searches: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
-
-    def search(self, number: int, quick: bool) -> WaferSearch:
-        """Return the cached search of a wafer, with less effort if `quick`."""
-        if (number, quick) not in self._searches:
-            self._searches[number, quick] = make_search(self, number, quick)
-        return self._searches[number, quick]
+    searches: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
 
     def identity(self) -> Identity:
         job = self.job
@@ -103,8 +95,10 @@ class WaferProblem:
 
 
 def make_piece(problem: WaferProblem, number: int, quick: bool, *call: Any) -> Any:
-    """Compute a piece of the search on one wafer of a job."""
-    return problem.search(number, quick).pieces.make(*call)
+    """Compute a piece of the search on one wafer of a job, with less effort if `quick`."""
+    if (number, quick) not in problem.searches:
+        problem.searches[number, quick] = make_search(problem, number, quick)
+    return problem.searches[number, quick].pieces.make(*call)
 
 
 def make_search(

@@ -132,9 +132,7 @@ class WaferSearch:
         return min(self.planner.rounds(b) * self.bounds.work_s(b) for b in self.microbatches)
 
     def run(self, seeds: Sequence[MappingCost] = ()) -> SearchOutcome:
-        """Search from `seeds`, mappings of the same space such as baselines; their microbatches are
-        searched too, so that the bound covers them.
-        """
+        """Search from `seeds` such as baselines, whose microbatches the bound then covers too."""
         seeded = {seed.mapping.microbatch for seed in seeds if seed.fits}
         self.microbatches = (*self.microbatches, *sorted(seeded - {*self.microbatches}))
         self.bounds.microbatches = self.microbatches
@@ -245,9 +243,7 @@ class WaferSearch:
                 heapq.heappush(queue, candidate)
 
     def _pop_best(self, queue: list[PipelineShape], limit: float) -> PipelineShape | None:
-        """Pop the candidate of the queue (a heap) with the best bound, fully sharpened; None if
-        none is below the limit.
-        """
+        """Pop the candidate of the heap with the best bound, fully sharpened, below the limit."""
         while queue and queue[0].bound_s < limit:
             check_stop(self.planner.stop)
             candidate = heapq.heappop(queue)

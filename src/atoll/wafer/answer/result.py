@@ -54,14 +54,12 @@ MAPPING = "mapping.json"
 def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
     """Return the average power over a step: static + dynamic x busy share of the dies."""
     static = wafer.power_parts_W["static"]
-    dynamic_peak = wafer.peak_power_W - static
-    microbatches = evaluation.mapping.microbatches
-    busy = 0.0
+    microbatches, busy = evaluation.mapping.microbatches, 0.0
     for stage, cost in zip(evaluation.mapping.stages, evaluation.stages, strict=True):
         layer_s = cost.parts_s["compute"] + cost.parts_s["recompute"]
         work_s = stage.layers * layer_s + cost.ends.time_s
         busy += stage.rectangle.size * microbatches * work_s / evaluation.step_s
-    return static + dynamic_peak * busy / wafer.dies
+    return static + (wafer.peak_power_W - static) * busy / wafer.dies
 
 
 def placement_of(evaluation: MappingCost) -> PlacementAnswer:
@@ -152,11 +150,9 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
     @cached_property
     def mfu(self) -> float:
         """Model FLOPs over what all dies together could do."""
-        mapping = self.evaluation.mapping
-        model = mapping.model
-        flops = model_flops(
-            load_model(model) if isinstance(model, str) else model, mapping.sequence
-        )
+        mapping, model = self.evaluation.mapping, self.evaluation.mapping.model
+        config = load_model(model) if isinstance(model, str) else model
+        flops = model_flops(config, mapping.sequence)
         return flops * self.evaluation.samples_per_s / self.wafer.peak_flops
 
     @property
@@ -400,14 +396,10 @@ class WaferResult(ExplainedResult[WaferAnswer, WaferExplanation]):
 
 
 def _runner_up(evaluation: MappingCost) -> OtherMapping:
-    mapping = evaluation.mapping
-    shape = mapping.stages[0].rectangle
-    return OtherMapping(
-        samples_per_s=evaluation.samples_per_s,
-        microbatch=mapping.microbatch,
-        stages=len(mapping.stages),
-        rectangle=(shape.width, shape.height),
-    )
+    stages = evaluation.mapping.stages
+    rectangle = stages[0].rectangle.width, stages[0].rectangle.height
+    sources = evaluation, evaluation.mapping
+    return build_from(OtherMapping, *sources, stages=len(stages), rectangle=rectangle)
 
 
 def baseline_words(baseline: WaferBaseline | None, ours: float) -> str:

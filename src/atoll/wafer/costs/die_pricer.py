@@ -65,8 +65,7 @@ class DiePricer:
         return self._product_times_s[shape]
 
     def pass_s(self, work: TaggedVector, parts: Cuts) -> Any:
-        """Return the seconds of a vector pass on a die's share: its share of an operator's start,
-        lanes or shared buffer, and the memory that overlaps them."""
+        """Return the seconds of a pass's share of a start and of lanes, which overlap memory."""
         rows, columns = _share(parts, work.rows), _share(parts, work.columns)
         local = VectorWork(
             work.work.function, split(work.work.rows, rows), split(work.work.cols, columns)

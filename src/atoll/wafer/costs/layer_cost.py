@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
@@ -87,7 +88,7 @@ def mapped_operators(tables: BlockTables, genes: BlockMapping) -> list[MappedOpe
     """Return the operators of a block with the entries a mapping chooses, in order."""
     setting = tables.setting
     collectives = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
-    units = (nodes for chain in tables.nodes for nodes in chain)
+    units = chain.from_iterable(tables.nodes)
     operators = []
     for nodes, codes, (streams, algorithm) in zip(units, genes.passes, collectives, strict=True):
         forward, data, weight = (nodes.entry(code, streams) for code in codes)
@@ -118,10 +119,10 @@ def edge_transfers(
         return cost
 
     transfers: list[list[EdgeTransfer]] = []
-    for index, chain in enumerate(tables.block.chains):
-        path = [stream, *(next(operators) for _ in chain.units), stream]
+    for index, described in enumerate(tables.block.chains):
+        path = [stream, *(next(operators) for _ in described.units), stream]
         transfers.append([])
-        for position, edge in enumerate(chain.edges):
+        for position, edge in enumerate(described.edges):
             writer, reader = path[position], path[position + 1]
             written, reads = writer.node.writes[writer.forward], reader.node.reads
             layouts = written, written, reads[reader.forward]
@@ -138,7 +139,7 @@ def edge_transfers(
             have, want = (reader.data, reader.weight) if weighted else (reader.forward, reader.data)
             saves = reader.node.unit is not None and (weighted or reader.node.unit.on_chip)
             if saves and have != want:
-                gradients, totals = reader.node.gradient_reads, chain.edges[position + 1].totals
+                gradients, totals = reader.node.gradient_reads, described.edges[position + 1].totals
                 layouts = gradients[have], gradients[have], gradients[want]
                 fetch = _summed(fetch, moved(totals, *layouts, reader.algorithm))
             first = position == 0
@@ -195,9 +196,7 @@ def block_cost(
             states += home_states
     kept_bytes = tables.stream_share(genes.stream) * setting.stream_saved_bytes(block)
     link_s = recompute_s = offload_s = delayed_bytes = rebuilt_bytes = offload_bytes = 0.0
-    for crossing in (
-        crossing for chain in edge_transfers(tables, genes, move) for crossing in chain
-    ):
+    for crossing in chain.from_iterable(edge_transfers(tables, genes, move)):
         remake_s, exposed_s, journey_s = _crossing_s(crossing, away)
         tensor_bytes, fate = crossing.forward.stored_bytes, crossing.fate
         link_s += exposed_s

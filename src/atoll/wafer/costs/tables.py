@@ -188,9 +188,7 @@ _TRANSITION_CACHE = _ByteLimitedCache(1 << 26)
 
 
 class ChainTables:
-    """Tables of the chains of a block: of the codes of a shape (`BlockTables`), or of splits
-    (`bounds.split_tables`).
-    """
+    """Tables of a block: of the codes of a shape (`BlockTables`) or of splits (`SplitTables`)."""
 
     block: WaferBlock
     setting: CostSetting

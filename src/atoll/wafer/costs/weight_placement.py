@@ -131,9 +131,7 @@ class GradientTables:
         return ReshardTimes(*times).pick(np.ix_(indices, indices))
 
     def inputs(self, unit: int, source: Ints, target: Ints) -> ReshardTimes:
-        """(sources, targets, codes): the stored input in the layout of every code; `source` and
-        `target` are entries of the forward passes.
-        """
+        """(sources, targets, codes): the input stored between forward entries, in every layout."""
         before, node = self.nodes[unit - 1], self.nodes[unit]
         count = len(node.index)
         times = np.zeros((2, len(source), len(target), count))

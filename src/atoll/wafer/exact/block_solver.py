@@ -122,9 +122,8 @@ class BlockSolver:
 
     def fastest_fits(self, layers: int, in_flight: int, limit_bytes: float) -> bool:
         """Return whether the fastest mapping fits."""
-        fastest = self._fastest
-        size = self.paths.stage_bytes(fastest.stream, fastest.cost, layers, in_flight)
-        return size <= limit_bytes
+        stage_bytes = self._fastest.cost.memory_bytes(layers, in_flight)
+        return stage_bytes + float(self.paths.buffer_bytes[self._fastest.stream]) <= limit_bytes
 
     def solve(
         self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0,

@@ -59,13 +59,6 @@ class PathStep:
     option_s: Floats
     state_bytes: Floats
 
-    @property
-    def fate_count(self) -> int:
-        """How many of `FATE_ORDER` the tensor may have."""
-        if not self.droppable:
-            return 1
-        return 2 if self.offload_s is None else 3
-
     def byte_prices(self, price: MemoryPrice) -> tuple[float, float, float, float]:
         """Price a byte of state, and a byte of the tensor if kept, recomputed or offloaded."""
         local, saved = price.local_s_per_byte, price.saved_copies
@@ -74,8 +67,9 @@ class PathStep:
 
     @cached_property
     def kernel_arrays(self) -> kernels.StepArrays:
-        """The step as kernels take it."""
+        """The step as kernels take it, with how many of `FATE_ORDER` the tensor may have."""
         offload_s = self.recompute_s if self.offload_s is None else self.offload_s
+        fates = (2 if self.offload_s is None else 3) if self.droppable else 1
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
 
         def writable(part: Floats, shape: tuple[int, ...] | None = None) -> Floats:
@@ -87,7 +81,7 @@ class PathStep:
         return kernels.StepArrays(
             writable(self.time_s), writable(self.saved_bytes), writable(self.recompute_s),
             writable(offload_s), writable(self.option_s, shape),
-            writable(self.state_bytes, shape), self.fate_count,
+            writable(self.state_bytes, shape), fates,
         )  # fmt: skip
 
     @property
@@ -214,15 +208,6 @@ class BlockPaths:
         ends = np.cumsum([len(steps) for steps in self.chains])
         return price_kernels.PackedSteps(addresses, shapes, fates, ends)
 
-    def fastest_bytes(self, stream: int) -> tuple[float, float]:
-        """Return bytes of state and kept bytes per microbatch of a stream layout's fastest path."""
-        cost = self.path_cost(stream, self.fastest_path(stream))
-        return cost.state_bytes, cost.kept_bytes
-
     def path_cost(self, stream: int, path: PathChoices) -> BlockCost:
         outside = self.stream_s, self.stream_saved_bytes
         return BlockCost(*price_kernels.path_cost(self.packed_steps, *outside, stream, path))
-
-    def stage_bytes(self, stream: int, cost: BlockCost, layers: int, in_flight: int) -> float:
-        """Return the bytes of a stage on one die."""
-        return cost.memory_bytes(layers, in_flight) + float(self.buffer_bytes[stream])

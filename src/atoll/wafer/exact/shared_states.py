@@ -211,7 +211,8 @@ class DecoupledBound:
     def fastest_bytes(self) -> tuple[float, float]:
         """Bytes of state and bytes kept per microbatch of a layer that takes `bound_s`."""
         stream = int(self.least_costs(FREE).argmin())
-        return self.forward.fastest_bytes(stream)
+        cost = self.forward.path_cost(stream, self.forward.fastest_path(stream))
+        return cost.state_bytes, cost.kept_bytes
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
         """Return the least seconds + price x (state + in flight x kept) bytes per layer over all
