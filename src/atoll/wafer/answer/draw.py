@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple
 
+from atoll.answers.answer import build_from
 from atoll.answers.wafer import DieView, LinkLoad, WaferPicture, WaferStage
 from atoll.fabric.mesh import Die, Link, Rectangle
 from atoll.hardware.wafer import Wafer
@@ -40,11 +41,10 @@ def wafer_picture(
             busy=cost.load_s / most_s if cost else 0.0,
         )
         dies.append(view)
-    return WaferPicture(
-        rows=wafer.rows,
-        columns=wafer.columns,
+    return build_from(
+        WaferPicture,
+        wafer,
         memory_bytes_per_die=wafer.memory_bytes,
-        link_Bps=wafer.link_Bps,
         dies=tuple(dies),
         stages=tuple(
             WaferStage(

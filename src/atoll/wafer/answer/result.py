@@ -71,32 +71,28 @@ def placement_of(evaluation: MappingCost) -> PlacementAnswer:
     for stage, cost in zip(mapping.stages, evaluation.stages, strict=True):
         dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == RECOMPUTE]
         recompute_s = cost.parts_s["recompute"] * stage.layers
-        stages.append(
-            PlacedStageAnswer(
-                layers=(f"block x{stage.layers}",),
-                devices=stage.rectangle.size // data or 1,
-                compute_s=cost.load_s - recompute_s - cost.transfer_s,
-                recompute_s=recompute_s,
-                transfer_s=cost.transfer_s,
-                receive_s=cost.transfer_s / 2.0,
-                recompute=", ".join(dropped) if dropped else "none",
-                memory_bytes=dict(cost.memory_bytes),
-                forward_s=cost.forward_s,
-                weight_s=cost.weight_s,
-                chunks=(),
-            )
+        placed = build_from(
+            PlacedStageAnswer,
+            cost,
+            layers=(f"block x{stage.layers}",),
+            devices=stage.rectangle.size // data or 1,
+            compute_s=cost.load_s - recompute_s - cost.transfer_s,
+            recompute_s=recompute_s,
+            receive_s=cost.transfer_s / 2.0,
+            recompute=", ".join(dropped) or "none",
+            memory_bytes=dict(cost.memory_bytes),
+            chunks=(),
         )
-    shape = max(s.rectangle.size for s in mapping.stages)
-    return PlacementAnswer(
+        stages.append(placed)
+    return build_from(
+        PlacementAnswer,
+        mapping,
         pipeline=len(stages),
-        tensor=shape // data or 1,
+        tensor=max(stage.rectangle.size for stage in mapping.stages) // data or 1,
         data=data,
-        microbatch=mapping.microbatch,
-        microbatches=mapping.microbatches,
         step_time_s=evaluation.step_s,
         stages=tuple(stages),
         time_parts_s=time_parts_s(evaluation),
-        schedule=mapping.schedule,
         zero=0,
         cp=1,
         ep=1,

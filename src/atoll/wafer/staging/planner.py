@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.fabric.digits import Digits, digit_systems
@@ -103,13 +102,6 @@ class _StageBlock:
     def external(self) -> bool:
         """Whether weights are streamed from outside the wafer."""
         return EXTERNAL in self.solved.mapping.homes
-
-
-class _PeakDemand(NamedTuple):
-    in_flight: int
-    """Microbatches whose activations a stage holds."""
-    delayed_bytes: float
-    """Bytes per layer for delayed weight passes, with tensors cut over all dies."""
 
 
 class Planner:
@@ -401,7 +393,7 @@ class Planner:
         self, pipe: StagePipeline, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
     ) -> Iterator[_StageBlock]:
         r, helpers, external = pipe.rectangles[stage], pipe.helpers, EXTERNAL in homes
-        in_flight = self._peak_demand(pipe, stage).in_flight
+        in_flight = self._peak_demand(pipe, stage)[0]
         limit = self._free_bytes(pipe, stage, layers, external)
         away, offload_bytes = None, 0.0
         if helpers is not None:
@@ -419,7 +411,7 @@ class Planner:
 
     def _free_bytes(self, pipe: StagePipeline, stage: int, layers: int, external: bool) -> float:
         """Return the bytes per die for a stage's layers and ends."""
-        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage).delayed_bytes
+        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage)[1]
         if external:
             dies = pipe.rectangles[stage].size
             free_bytes -= streamed_bytes(self._block(pipe), self.options.states, dies)
@@ -427,12 +419,14 @@ class Planner:
             free_bytes -= pipe.helpers.reserved_bytes[stage]
         return free_bytes
 
-    def _peak_demand(self, pipe: StagePipeline, stage: int) -> _PeakDemand:
-        """Return a stage's demand at its memory peak."""
+    def _peak_demand(self, pipe: StagePipeline, stage: int) -> tuple[int, float]:
+        """Return the microbatches in flight at a stage's memory peak, and the bytes per layer for
+        delayed weight passes, with tensors cut over all dies.
+        """
         position = pipe.schedule, len(pipe.rectangles), stage, self.rounds(pipe.microbatch)
         most, late = max((peak for peak in peaks(*position) if peak[0]), key=lambda peak: peak[1])
         layer_bytes = delayed_bytes(self._block(pipe), pipe.rectangles[stage].size)
-        return _PeakDemand(int(most), late * layer_bytes)
+        return int(most), late * layer_bytes
 
     def _end_bytes(self, pipe: StagePipeline, stage: int, external: bool) -> tuple[float, ...]:
         """Return the most and least bytes of embedding or head, before the stream is solved."""
@@ -454,7 +448,7 @@ class Planner:
     ) -> EndsChoice:
         """Return the fastest embedding or head that fits in addition to the layers."""
         block, genes, cost = self._block(pipe), choice.solved.mapping, choice.solved.cost
-        in_flight = self._peak_demand(pipe, stage).in_flight
+        in_flight = self._peak_demand(pipe, stage)[0]
         free_bytes = self._free_bytes(pipe, stage, layers, choice.external)
         free_bytes -= cost.memory_bytes(layers, in_flight) + choice.buffer_bytes
         modes = (True, False) if self.options.streaming else (False,)
