@@ -347,9 +347,4 @@ def _neighbours(graph: PackedGraph, direction: int, v: int) -> int:
 
 def _bits(mask: int) -> list[int]:
     """Ranks in the mask, ascending."""
-    ranks = []
-    while mask:
-        lowest = mask & -mask
-        ranks.append(lowest.bit_length() - 1)
-        mask ^= lowest
-    return ranks
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]

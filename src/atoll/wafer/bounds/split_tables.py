@@ -44,8 +44,7 @@ class Rate(NamedTuple):
     latency_s: Floats
 
     def seconds(self, group: Ints, volume: Any) -> Floats:
-        time_s: Floats = self.per_byte_s[group] * volume + self.latency_s[group]
-        return time_s
+        return np.asarray(self.per_byte_s[group] * volume + self.latency_s[group])
 
 
 def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Rate]:
@@ -143,8 +142,7 @@ class SplitTables(ChainTables):
     # -- edges ---------------------------------------------------------------------------------
 
     def _dies(self, powers: Ints) -> Ints:
-        counts: Ints = (self._primes**powers).prod(axis=-1)
-        return counts
+        return np.asarray((self._primes**powers).prod(axis=-1))
 
     def transition_parts(self, edge: Edge, written: Ints, read: Ints) -> tuple[Floats, Ints, Ints]:
         (source, rows), (target, columns) = distinct_layouts(written), distinct_layouts(read)

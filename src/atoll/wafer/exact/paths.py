@@ -182,10 +182,9 @@ class BlockPaths:
         cost if a byte costs 1 and seconds nothing.
         """
         price = MemoryPrice(1.0, 0.0, saved_copies, state_copies)
-        total = np.zeros(len(self.stream_s))
-        for steps in self.chains:
-            total += least_chain_costs([step.without_seconds for step in steps], price)[0]
-        return total
+        chains = ([step.without_seconds for step in steps] for steps in self.chains)
+        costs = (least_chain_costs(steps, price)[0] for steps in chains)
+        return sum(costs, np.zeros(len(self.stream_s)))
 
     def fastest_path(self, stream: int) -> PathChoices:
         """Return the fastest path of a stream layout, without a memory limit."""

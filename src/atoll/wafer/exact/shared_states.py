@@ -236,16 +236,13 @@ class DecoupledBound:
         return self._costs_by_price[price]
 
     def _least_costs(self, price: MemoryPrice, paths: BlockPaths) -> Floats:
-        total: Floats = paths.least_costs(price) + self._backward_s
-        return total
+        return np.asarray(paths.least_costs(price) + self._backward_s)
 
     @cached_property
     def _backward_s(self) -> Floats:
         """Least seconds of the data passes, which hold no bytes."""
-        total = np.zeros(len(self.forward.stream_s))
-        for steps in self.backward:
-            total = total + least_chain_costs(steps, FREE)[0]
-        return total
+        costs = (least_chain_costs(steps, FREE)[0] for steps in self.backward)
+        return sum(costs, np.zeros(len(self.forward.stream_s)))
 
     def pass_bounds(self) -> tuple[list[ChainBounds], list[ChainBounds]]:
         """Return the bounds in seconds of every chain, forward and backward."""
@@ -378,8 +375,7 @@ def _weight_gradient_s(
     fetched_s = exposed(fetch_s, node.weight_s, node.streams)
 
     def least(seconds: Floats) -> Floats:
-        least_s: Floats = (seconds[:, None] + to_home_share_s).min(axis=0)
-        return least_s
+        return np.asarray((seconds[:, None] + to_home_share_s).min(axis=0))
 
     sum_share_s, gather_share_s = node.gradient_sum_s / rounds, node.weight_gather_s / rounds
     once_s, often_s = least(weight_s + sum_share_s), least(weight_s + summed_s)
