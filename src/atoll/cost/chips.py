@@ -220,7 +220,7 @@ def memories(
 
 def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = False) -> Chips:
     """Return every design of a space with every allowed HBM bandwidth (see `memories`)."""
-    columns: list[tuple[Ints, Ints, Floats, Ints, Floats, Floats, Floats]] = []
+    parts: list[dict[str, Any]] = []
     for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
         capacity = np.zeros(len(space), np.int64)
         phy_mm2, energy, idle_W = np.zeros(len(space)), np.ones(len(space)), np.zeros(len(space))
@@ -232,26 +232,19 @@ def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = F
             energy[larger] = option.energy
             idle_W[larger] = hbm_idle_W(option, template_energy(space.template))
         design = np.flatnonzero(capacity > 0)
-        memory = np.full(len(design), number, np.int64)
-        rates = np.full(len(design), profile.hbm_Bps(hbm_options[0].bandwidth_Bps))
-        hbm_columns = (capacity[design], phy_mm2[design], energy[design], idle_W[design])
-        columns.append((design, memory, rates, *hbm_columns))
-    design, memory, hbm_Bps, capacity, phy_mm2, energy, idle_W = map(
-        np.concatenate, zip(*columns, strict=True)
-    )
-    return _chips(
-        profile,
-        space.template.stalls,
-        space.template,
-        {name: values[design] for name, values in space.columns.items()},
-        design=design,
-        memory=memory,
-        hbm_Bps=hbm_Bps,
-        hbm_capacity_bytes=capacity,
-        area_mm2=space.area_mm2[design] + phy_mm2,
-        hbm_energy=energy,
-        hbm_idle_W=idle_W,
-    )
+        part = {
+            "design": design,
+            "memory": np.full(len(design), number, np.int64),
+            "hbm_Bps": np.full(len(design), profile.hbm_Bps(hbm_options[0].bandwidth_Bps)),
+            "hbm_capacity_bytes": capacity[design],
+            "area_mm2": space.area_mm2[design] + phy_mm2[design],
+            "hbm_energy": energy[design],
+            "hbm_idle_W": idle_W[design],
+        }
+        parts.append(part)
+    figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns = {name: values[figures["design"]] for name, values in space.columns.items()}
+    return _chips(profile, space.template.stalls, space.template, columns, **figures)
 
 
 def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 0.0) -> Chips:

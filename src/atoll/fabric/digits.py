@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import permutations
+from itertools import permutations, product
 from math import prod
 
 import numpy as np
@@ -73,11 +73,10 @@ class Digits:
     def groups(self, members: Sequence[bool]) -> list[list[tuple[int, int]]]:
         """Dies (column, row) that differ only in the digits marked as members, group by group."""
         groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for row in range(self.height):
-            for column in range(self.width):
-                digits = self.digits(column, row)
-                key = tuple(d for d, inside in zip(digits, members, strict=True) if not inside)
-                groups.setdefault(key, []).append((column, row))
+        for row, column in product(range(self.height), range(self.width)):
+            digits = self.digits(column, row)
+            key = tuple(d for d, inside in zip(digits, members, strict=True) if not inside)
+            groups.setdefault(key, []).append((column, row))
         return list(groups.values())
 
 

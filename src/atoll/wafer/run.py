@@ -230,8 +230,7 @@ class _WaferRun:
         def around(faults: Faults) -> MappingCost | None:
             unchanged = unharmed(search.wafer, healthy, faults)
             mapped = search.pieces.around(faults, search.microbatches)
-            costs = [cost for cost in (unchanged, mapped) if cost is not None]
-            return min(costs, key=lambda cost: cost.step_s, default=None)
+            return min(filter(None, (unchanged, mapped)), key=lambda c: c.step_s, default=None)
 
         if job.dead_dies or job.dead_links:
             faults = Faults(job.dead_dies, job.dead_links)

@@ -36,14 +36,11 @@ def parts_of(code: str, digits: Digits) -> Parts:
 
 def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
     """Whether no dimension is cut into more pieces than its size, and samples evenly."""
-    if len(code) != digits.count:
+    if len(code) != digits.count or not sizes.keys() >= {*code}:
         return False
     parts = parts_of(code, digits)
-    if any(tag not in sizes for tag in parts):
-        return False
-    if sizes["b"] % parts.get("b", 1):
-        return False
-    return all(count <= sizes[tag] for tag, count in parts.items() if tag != "r")
+    fits = all(count <= sizes[tag] for tag, count in parts.items() if tag != "r")
+    return fits and sizes["b"] % parts.get("b", 1) == 0
 
 
 def legal_codes(sizes: dict[str, int], digits: Digits) -> tuple[str, ...]:
