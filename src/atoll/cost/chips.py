@@ -97,15 +97,14 @@ class Chips:
             for f in fields(self)
             if not f.name.endswith(("_config", "_configs", "template", "stalls"))
         }
-        return Chips(
+        return replace(
+            self,
             **kept,
             tensor_config=tensor_config,
             pair_config=vector_config[0],
             vector_config=vector_config[1],
             tensor_configs=pick(self.tensor_configs, tensor_used),
             vector_configs=pick(self.vector_configs, vector_used),
-            template=self.template,
-            stalls=self.stalls,
         )
 
 
@@ -132,13 +131,7 @@ def join_chips(first: Chips, second: Chips) -> Chips:
         if f.name.endswith(("_config", "_count")):
             ours, theirs = wide(ours), wide(theirs)
         kept[f.name] = np.concatenate([ours, theirs])
-    return Chips(
-        **kept,
-        tensor_configs=tensor_configs,
-        vector_configs=vector_configs,
-        template=first.template,
-        stalls=first.stalls,
-    )
+    return replace(first, **kept, tensor_configs=tensor_configs, vector_configs=vector_configs)
 
 
 C = TypeVar("C", TensorConfigs, VectorConfigs)

@@ -35,14 +35,9 @@ class Cost(NamedTuple):
         return total((self, other))
 
     def times(self, n: float) -> Cost:
-        return Cost(
-            self.matrix_s * n,
-            self.attention_s * n,
-            self.vector_s * n,
-            round(self.kernels * n),
-            self.timed_s * n,
-            self.between_s * n,
-        )
+        matrix, attention, vector, kernels, timed, between = self
+        times_s = matrix * n, attention * n, vector * n
+        return Cost(*times_s, round(kernels * n), timed * n, between * n)
 
     @property
     def total_s(self) -> float:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from atoll.answers.wafer import DetailedStep
@@ -43,12 +44,8 @@ _PACKETS = 16  # in which an offloaded tensor travels
 
 def streamed_s(gather_s: float, compute_s: float, scatter_s: float, pieces: int) -> float:
     """Return the time of gather, compute and scatter in pieces on one link and one core."""
-    link_free = core_free = 0.0
-    arrived = []
-    for _ in range(pieces):
-        link_free += gather_s / pieces
-        arrived.append(link_free)
-    end = 0.0
+    arrived = [*accumulate([gather_s / pieces] * pieces)]
+    link_free, core_free, end = arrived[-1], 0.0, 0.0
     for ready in arrived:
         core_free = max(core_free, ready) + compute_s / pieces
         link_free = max(link_free, core_free) + scatter_s / pieces
