@@ -22,9 +22,7 @@ def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> Prod
 def mapping_records(
     shapes: Sequence[ProductShape], configs: TensorConfigs
 ) -> tuple[ProductCosts, Floats]:
-    """Return the costs by Atoll's mapper and the mapping records, shape (shapes, configurations,
-    record), with the columns of `cost.gemm_kernels`.
-    """
+    """Return the costs by Atoll's mapper, and its records (shapes, configurations, record)."""
     records = np.zeros((len(shapes) * len(configs), gemm_kernels.RECORD))
     costs = _mapped(shapes, configs, records)
     return costs, records.reshape(len(shapes), len(configs), -1)

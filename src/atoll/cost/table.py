@@ -203,9 +203,7 @@ def _tensor_costs(
     products: Products | None,
     wanted: NDArray[np.bool_] | None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the seconds, HBM bytes, GLB bytes and bytes of additional buffers of the operators'
-    matrix products, first axes (operators, tensor configurations).
-    """
+    """Return seconds, and bytes of HBM, GLB and further buffers (operators, configurations)."""
     configs = chips.tensor_configs
     shapes: dict[ProductShape, int] = {}
     uses: list[list[int]] = []

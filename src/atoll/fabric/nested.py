@@ -239,8 +239,7 @@ def send_s(network: Network, bytes_: float, stride: int) -> float:
 
 
 def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> float:
-    """Seconds in which every member of a ring or chain sends to the next, at the pace of its
-    slowest link, such as one between nodes."""
+    """Seconds in which members of a ring or chain send to the next, over its slowest link."""
     if group <= 1:
         return 0.0
     return max(send_s(network, bytes_, stride), send_s(network, bytes_, stride * (group - 1)))

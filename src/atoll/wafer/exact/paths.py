@@ -116,9 +116,7 @@ class ReachCosts(NamedTuple):
 
 
 def least_chain_costs(steps: list[PathStep], price: MemoryPrice) -> tuple[Floats, list[ReachCosts]]:
-    """Return the least seconds + price x bytes of a chain for all stream layouts, and the costs
-    before each of its later steps.
-    """
+    """Return least seconds + price x bytes of a chain, and the costs before each later step."""
     costs = steps[0].least_costs(price)
     if len(steps) == 1:
         return costs.diagonal(), []

@@ -44,9 +44,7 @@ def guillotine(
 
     @cache
     def best(x: int, y: int, width: int, height: int, count: int, usable: bool) -> Tiling:
-        """Return the best tiling relative to its corner; a usable rectangle's depends on its sides
-        alone, and is computed at (0, 0).
-        """
+        """Return the best tiling relative to its corner; usable ones are computed at (0, 0)."""
         if count == 0:
             return Tiling(0, 0, ())
 
