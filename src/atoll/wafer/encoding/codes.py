@@ -97,21 +97,10 @@ def divisible(sizes: dict[str, int], dies: int) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def _splits(tag_sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
-    sizes = dict(tag_sizes)
-    partial: set[tuple[tuple[str, int], ...]] = {()}
-    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
-    for prime in factors(dies):
-        grown = set()
-        for parts in partial:
-            for tag in tags:
-                finer = dict(parts)
-                finer[tag] = finer.get(tag, 1) * prime
-                fits = tag == "r" or finer[tag] <= sizes[tag]
-                if fits and sizes["b"] % finer.get("b", 1) == 0:
-                    grown.add(tuple(sorted(finer.items())))
-        partial = grown
-    return tuple(dict(parts) for parts in sorted(partial))
+def _splits(sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
+    tags = [tag for tag, _ in sizes]
+    pairs = (zip(tags, counts, strict=True) for counts in _codes_by_split(sizes, dies))
+    return tuple(map(dict, sorted(sorted((t, n) for t, n in cut if n > 1) for cut in pairs)))
 
 
 def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> Ints:
@@ -211,11 +200,12 @@ def code_count(sizes: dict[str, int], dies: int) -> int:
     bounded_sizes = {
         tag: gcd(size, dies) if tag == "b" else min(size, dies) for tag, size in sizes.items()
     }
-    return _codes(tuple(sorted(bounded_sizes.items())), dies)
+    return sum(_codes_by_split(tuple(sorted(bounded_sizes.items())), dies).values())
 
 
 @lru_cache(maxsize=1 << 14)
-def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
+def _codes_by_split(sizes: tuple[tuple[str, int], ...], dies: int) -> dict[tuple[int, ...], int]:
+    """Return how many codes have each legal split, given as parts in the order of `sizes`."""
     codes_by_split = {(1,) * len(sizes): 1}
     for prime in factors(dies):
         next_codes: dict[tuple[int, ...], int] = {}
@@ -226,7 +216,7 @@ def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
                     finer = (*parts[:position], part, *parts[position + 1 :])
                     next_codes[finer] = next_codes.get(finer, 0) + count
         codes_by_split = next_codes
-    return sum(codes_by_split.values())
+    return codes_by_split
 
 
 def _blocks(block: WaferBlock, dies: int, homes: int) -> tuple[int, int, int]:

@@ -55,7 +55,7 @@ def fastest_labelled_path(
     chains: list[list[PathStep]], stream: int, start: tuple[float, float], limits: MemoryLimits,
     cap_s: float, price: MemoryPrice,
 ) -> PathChoices | None:  # fmt: skip
-    """Return the fastest path within limits and below `cap_s`; `start`: its first seconds, bytes."""
+    """Return the fastest path within limits and below `cap_s`; `start`: seconds, bytes before."""
     steps = [step for chain in chains for step in chain]
     ends = {int(e) for e in np.cumsum([len(chain) for chain in chains]) - 1}
     completions = _completions(stream, steps, ends, price)
