@@ -16,7 +16,7 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES
+from atoll.wafer.encoding.block_parts import SEARCHED_HOMES
 from record import figure, recorded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -19,7 +19,7 @@ from atoll.fabric.mesh import snake
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import BlockMapping
+from atoll.wafer.encoding.block_parts import BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import MappingCost, evaluate, head_codes
 from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch

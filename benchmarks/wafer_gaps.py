@@ -22,7 +22,7 @@ from atoll.base.errors import InfeasibleError
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import WaferQuestion
-from atoll.wafer.encoding.space_size import log10_mappings
+from atoll.wafer.encoding.codes import log10_mappings
 from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.search import QUICK_CODES, WaferSearch

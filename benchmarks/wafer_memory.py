@@ -18,7 +18,7 @@ from itertools import product
 
 from atoll.base.errors import InfeasibleError
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.baselines.baselines import run_baseline
+from atoll.wafer.baselines import run_baseline
 from atoll.wafer.search import WaferSearch
 from record import recorded
 

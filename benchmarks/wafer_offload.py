@@ -15,7 +15,7 @@ from dataclasses import replace
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer_files import load_wafer
 from atoll.step.states import load_states
-from atoll.wafer.encoding.block_mapping import OPTIMIZER
+from atoll.wafer.encoding.block_parts import OPTIMIZER
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.staging.planner import Planner, WaferOptions
 from record import figure, recorded

@@ -22,7 +22,7 @@ import numpy as np
 
 from atoll.questions import WaferQuestion
 from atoll.questions.ask import ask
-from atoll.wafer.baselines.baselines import WaferBaseline
+from atoll.wafer.baselines import WaferBaseline
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.run import run_wafer_search
 from record import figure, recorded

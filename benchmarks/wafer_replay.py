@@ -27,7 +27,7 @@ from atoll.hardware.catalog import entry_names
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import WaferQuestion
-from atoll.wafer.encoding.block_mapping import SCHEDULES
+from atoll.wafer.encoding.block_parts import SCHEDULES
 from atoll.wafer.evaluate import MappingCost, evaluate
 from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.link_replay import replay_mapping

@@ -94,7 +94,7 @@ def search(
     question = ask(kinds, job, fields)
     _check_files(question)
     if isinstance(question, questions.WaferQuestion):
-        from atoll.wafer.api import search_wafer
+        from atoll.wafer.run import search_wafer
 
         return _traced(search_wafer(question, stop=stop, progress=progress), question.trace)
     from atoll.explore.run import run_search
@@ -327,7 +327,7 @@ def estimate(
     question = ask(kinds, job, arguments)
     _check_files(question)
     if isinstance(question, questions.WaferQuestion):
-        from atoll.wafer.api import estimate_wafer
+        from atoll.wafer.estimate import estimate_wafer
 
         return estimate_wafer(question)
     if question.messages is not None:

@@ -14,7 +14,8 @@ from typing import Any
 import atoll
 from atoll.questions import WaferLayout as Layout
 from atoll.questions import WaferQuestion
-from atoll.wafer.api import estimate_wafer, search_wafer
+from atoll.wafer.estimate import estimate_wafer
+from atoll.wafer.run import search_wafer
 
 FILES = Path(__file__).parent / "files"
 GOLDENS = Path(__file__).parent / "goldens"

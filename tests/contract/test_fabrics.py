@@ -16,8 +16,8 @@ from atoll.questions import WaferLayout as Layout
 from atoll.questions import WaferQuestion
 from atoll.step.bubbles import peak_activation_bytes, step_s
 from atoll.step.replay import replay
-from atoll.wafer.api import estimate_wafer
-from atoll.wafer.encoding.block_mapping import SCHEDULES
+from atoll.wafer.encoding.block_parts import SCHEDULES
+from atoll.wafer.estimate import estimate_wafer
 from atoll.wafer.evaluate import evaluate
 
 from .questions import SMALL, WAFER

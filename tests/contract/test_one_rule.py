@@ -44,10 +44,11 @@ from atoll.training.estimate import Estimator
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.step import accumulation_s
-from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.block import make_block
+from atoll.wafer.estimate import estimate_wafer
 from atoll.wafer.evaluate import delayed_bytes
 from atoll.wafer.job import options_of
+from atoll.wafer.run import search_wafer
 from atoll.wafer.staging.offload import StagePipeline
 from atoll.wafer.staging.planner import Planner
 from atoll.workload import load_config

@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import Mesh, Rectangle, rectangle_ring
-from atoll.fabric.mesh_collectives import gather_s, simulate_exchange, simulate_pass, wires
+from atoll.fabric.mesh_collectives import (
+    MessageSchedule,
+    gather_s,
+    simulate_exchange,
+    simulate_pass,
+    wires,
+)
 from atoll.fabric.mesh_events import LinkMessage, simulate
 from atoll.fabric.mesh_kernels import exchange_flags
-from atoll.fabric.messages import MessageSchedule
 from atoll.fabric.routes import flows
 
 VOLUME = 3e6

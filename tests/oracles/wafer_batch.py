@@ -17,8 +17,7 @@ from atoll.executors.threads import over_ranges
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.step.states import States
 from atoll.wafer.costs.tables import BlockTables, NodeTable
-from atoll.wafer.encoding.block_mapping import HOMES, BlockMapping, HelperPath
-from atoll.wafer.encoding.block_parts import KINDS
+from atoll.wafer.encoding.block_parts import HOMES, KINDS, BlockMapping, HelperPath
 
 from . import wafer_batch_kernels as kernels
 

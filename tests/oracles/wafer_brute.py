@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.encoding.block_mapping import KEEP, RECOMPUTE
+from atoll.wafer.encoding.block_parts import KEEP, RECOMPUTE
 from atoll.wafer.exact.limited_search import MemoryLimits
 
 from .wafer_batch import Batch, Genes

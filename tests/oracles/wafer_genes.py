@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.encoding.block_mapping import HOMES, KEEP, BlockMapping
+from atoll.wafer.encoding.block_parts import HOMES, KEEP, BlockMapping
 from atoll.wafer.exact.paths import FATE_ORDER, PathChoices
 from atoll.wafer.exact.shared_states import SharedStates
 

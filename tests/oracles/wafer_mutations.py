@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.encoding.block_mapping import (
+from atoll.wafer.encoding.block_parts import (
     FATES,
     OFFLOAD,
     RECOMPUTE,

@@ -9,7 +9,7 @@ import numpy as np
 from atoll.base.arrays import Floats, Ints
 from atoll.wafer.costs.tables import BlockTables, exposed
 from atoll.wafer.costs.weight_placement import GradientTables
-from atoll.wafer.encoding.block_mapping import BlockMapping, HelperPath
+from atoll.wafer.encoding.block_parts import BlockMapping, HelperPath
 from atoll.wafer.exact.pass_states import PassPairs, PassStates
 from atoll.wafer.exact.paths import FATE_ORDER, PathChoices, PathStep, by_chain
 from atoll.wafer.exact.shared_states import Rules

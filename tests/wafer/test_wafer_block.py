@@ -9,8 +9,8 @@ import pytest
 
 from atoll.base.errors import AtollError
 from atoll.questions import WaferQuestion
-from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.block import make_block
+from atoll.wafer.run import search_wafer
 from atoll.workload import build_model, load_config, zoo_names
 from atoll.workload.graph.layer import Layer
 

@@ -27,7 +27,7 @@ from atoll.wafer.bounds.layer_bounds import (
 from atoll.wafer.bounds.step_bounds import StepBound
 from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
-from atoll.wafer.encoding.block_mapping import SCHEDULES, SEARCHED_HOMES, BlockMapping
+from atoll.wafer.encoding.block_parts import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
@@ -185,7 +185,7 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
     every = Planner(wafer, small_model(), BATCH, 24, WaferOptions(), MANY_CODES)
     bounds = LayerBounds(few.planner)
     assert every.complete(*shape, microbatch) and not few.planner.complete(*shape, microbatch)
-    least_s = min(exact._decoupled.bound_s for _, exact in every.exacts(*shape, microbatch))
+    least_s = min(exact._decoupled.bound_s for exact in every.exacts(*shape, microbatch))
     counted_s = bounds._split_bounds(microbatch, 6).decoupled.least_costs(FREE)
     assert counted_s.min() < least_s < counted_s.max()  # some layouts are left out, not all
     for enough_s in (0.9 * least_s, 1.01 * least_s, np.inf):
@@ -200,7 +200,7 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
 def test_solvers_that_cannot_be_the_cheapest_are_not_asked(offload):
     wafer = small_wafer(2, 4, link_Bps=2e9)
     planner = planner_of(wafer)
-    solvers = [e for shape in ((4, 1), (2, 2), (1, 4)) for _, e in planner.exacts(*shape, 2)]
+    solvers = [e for shape in ((4, 1), (2, 2), (1, 4)) for e in planner.exacts(*shape, 2)]
     prices = np.geomspace(1e-3, 1e3, 6) * solvers[0].bound_s / wafer.memory_bytes
     cheapest = _LeastPricedSeconds(solvers, prices, 4, offload=offload)
     for in_flight, price in product((1, 3), range(len(prices))):

@@ -16,9 +16,8 @@ from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import HOMES, KEEP, OFFLOAD, RECOMPUTE, BlockMapping
-from atoll.wafer.encoding.block_parts import KINDS
-from atoll.wafer.encoding.codes import divisible, legal_codes, parts_of, splits
+from atoll.wafer.encoding.block_parts import HOMES, KEEP, KINDS, OFFLOAD, RECOMPUTE, BlockMapping
+from atoll.wafer.encoding.codes import code_count, divisible, legal_codes, parts_of, splits
 from atoll.wafer.encoding.mapping import (
     StageMapping,
     WaferMapping,
@@ -27,7 +26,6 @@ from atoll.wafer.encoding.mapping import (
     read_mapping,
     validate,
 )
-from atoll.wafer.encoding.space_size import code_count
 from oracles.wafer_mutations import mutate
 
 from .wafer_cases import small_block, small_model

@@ -13,8 +13,9 @@ from atoll.base.errors import AtollError, InfeasibleError
 from atoll.cli import app
 from atoll.files.atomic_file import write_folder
 from atoll.wafer.answer.result import wafer_files
-from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.mapping import problems
+from atoll.wafer.estimate import estimate_wafer
+from atoll.wafer.run import search_wafer
 
 from .wafer_cases import small_file, small_model
 

@@ -15,7 +15,7 @@ from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs.die_pricer import DiePricer
 from atoll.wafer.costs.layer_cost import block_cost
 from atoll.wafer.costs.tables import BlockTables, CostSetting
-from atoll.wafer.encoding.block_mapping import (
+from atoll.wafer.encoding.block_parts import (
     HOMES,
     KEEP,
     OFFLOAD,
@@ -306,7 +306,7 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
     random = np.random.default_rng(seed)
     tables = make(shape, link, modes=(True, False), only=some_codes(shape, 5, random))
     exact, shared = exact_passes(tables, homes), BlockSolver(tables, homes)
-    apart = DecoupledBound.from_states(shared.states, shared.paths, weight_gradient_costs(tables))
+    apart = DecoupledBound.from_states(shared.states, weight_gradient_costs(tables))
     assert apart.least_costs(MemoryPrice(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
     assert (
         BlockSolver(tables, homes, passes=True).bound_s == exact.bound_s

@@ -21,10 +21,9 @@ from atoll.wafer.answer.explain import (
     worth,
 )
 from atoll.wafer.answer.result import wafer_files
-from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.job import options_of
-from atoll.wafer.run import run_wafer_search
+from atoll.wafer.run import run_wafer_search, search_wafer
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.planner import WaferOptions
 

@@ -12,8 +12,8 @@ from atoll.fabric.mesh import snake
 from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
 from atoll.questions import WaferQuestion
-from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.mapping import problems
+from atoll.wafer.run import search_wafer
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.faults import Faults, map_around, sample_faults, unharmed
 from atoll.wafer.staging.planner import Planner

@@ -11,7 +11,7 @@ from atoll.fabric.routes import journeys
 from atoll.questions import WaferQuestion
 from atoll.step.states import STATES
 from atoll.wafer.answer.draw import text_map, wafer_picture
-from atoll.wafer.encoding.block_mapping import KEEP, OFFLOAD, RECOMPUTE
+from atoll.wafer.encoding.block_parts import KEEP, OFFLOAD, RECOMPUTE
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate, helper_paths, in_flight
 from atoll.wafer.job import options_of

@@ -9,7 +9,7 @@ import pytest
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES
+from atoll.wafer.encoding.block_parts import SEARCHED_HOMES
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.measured_runs import fastest_streamed
 from atoll.wafer.staging.planner import Planner, WaferOptions, rough

@@ -26,12 +26,20 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import JOBS, WaferQuestion
 from atoll.questions.ask import load_job
 from atoll.step.states import STATES
-from atoll.wafer.api import estimate_wafer, search_wafer
-from atoll.wafer.baselines.accpar import TYPES, _cheapest_types, _volume_within, volume_between
-from atoll.wafer.baselines.baselines import NAMES, SOURCES, run_baseline
-from atoll.wafer.encoding.block_mapping import HOMES
+from atoll.wafer.baselines import (
+    NAMES,
+    SOURCES,
+    TYPES,
+    _cheapest_types,
+    _volume_within,
+    run_baseline,
+    volume_between,
+)
+from atoll.wafer.encoding.block_parts import HOMES
 from atoll.wafer.encoding.mapping import problems
+from atoll.wafer.estimate import estimate_wafer
 from atoll.wafer.evaluate import evaluate, head_codes
+from atoll.wafer.run import search_wafer
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.planner import Planner, WaferOptions, rough
 from atoll.wafer.wafer_space import explore_wafers, pareto_rows
@@ -417,7 +425,7 @@ def test_the_front_of_wafers_is_what_solving_all_gives():
         replace(small_wafer(2, 2, memory_bytes=1024), name="no memory"),
     ]
     explored = explore_wafers([search(w) for w in wafers], front=True)
-    names = {w.name for w in pareto_rows(explored)}
+    names = {w.name for w, _ in pareto_rows(explored)}
     assert "no memory" not in {w.name for w, _ in explored.solved}
     assert "wide" in names and "small" in names
     best_only = explore_wafers([search(w) for w in wafers], front=False)

@@ -10,7 +10,7 @@ import pytest
 
 import atoll
 from atoll.base.units import format_mfu
-from atoll.wafer.api import estimate_wafer
+from atoll.wafer.estimate import estimate_wafer
 from atoll.workload import load_config
 from atoll.workload.flops import model_flops
 

@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.base.arrays import Floats, Ints
 from atoll.cost.model import MAPPER
@@ -98,15 +97,14 @@ class Chips:
             for f in fields(self)
             if not f.name.endswith(("_config", "_configs", "template", "stalls"))
         }
-        return Chips(
+        return replace(
+            self,
             **kept,
             tensor_config=tensor_config,
             pair_config=vector_config[0],
             vector_config=vector_config[1],
             tensor_configs=pick(self.tensor_configs, tensor_used),
             vector_configs=pick(self.vector_configs, vector_used),
-            template=self.template,
-            stalls=self.stalls,
         )
 
 
@@ -133,13 +131,7 @@ def join_chips(first: Chips, second: Chips) -> Chips:
         if f.name.endswith(("_config", "_count")):
             ours, theirs = wide(ours), wide(theirs)
         kept[f.name] = np.concatenate([ours, theirs])
-    return Chips(
-        **kept,
-        tensor_configs=tensor_configs,
-        vector_configs=vector_configs,
-        template=first.template,
-        stalls=first.stalls,
-    )
+    return replace(first, **kept, tensor_configs=tensor_configs, vector_configs=vector_configs)
 
 
 C = TypeVar("C", TensorConfigs, VectorConfigs)
@@ -172,8 +164,7 @@ A = TypeVar("A", Ints, Floats)
 
 
 def distinct_rows(rows: A) -> tuple[A, Ints]:
-    """Return `np.unique(rows, axis=0, return_inverse=True)`, ten times as fast because each row is
-    encoded as one integer."""
+    """Return `np.unique(rows, axis=0, return_inverse=True)` ten times as fast: rows as integers."""
     code = np.zeros(len(rows), np.int64)
     size = 1
     for column in rows.T:
@@ -222,7 +213,7 @@ def memories(
 
 def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = False) -> Chips:
     """Return every design of a space with every allowed HBM bandwidth (see `memories`)."""
-    columns: list[tuple[Ints, Ints, Floats, Ints, Floats, Floats, Floats]] = []
+    parts: list[dict[str, Any]] = []
     for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
         capacity = np.zeros(len(space), np.int64)
         phy_mm2, energy, idle_W = np.zeros(len(space)), np.ones(len(space)), np.zeros(len(space))
@@ -234,42 +225,35 @@ def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = F
             energy[larger] = option.energy
             idle_W[larger] = hbm_idle_W(option, template_energy(space.template))
         design = np.flatnonzero(capacity > 0)
-        memory = np.full(len(design), number, np.int64)
-        rates = np.full(len(design), profile.hbm_Bps(hbm_options[0].bandwidth_Bps))
-        hbm_columns = (capacity[design], phy_mm2[design], energy[design], idle_W[design])
-        columns.append((design, memory, rates, *hbm_columns))
-    design, memory, hbm_Bps, capacity, phy_mm2, energy, idle_W = map(
-        np.concatenate, zip(*columns, strict=True)
-    )
-    return _chips(
-        profile,
-        losses(profile, space.template, space.template.stalls),
-        space.template,
-        {name: values[design] for name, values in space.columns.items()} | {"hbm_idle_W": idle_W},
-        design=design,
-        memory=memory,
-        hbm_Bps=hbm_Bps,
-        hbm_capacity_bytes=capacity,
-        area_mm2=space.area_mm2[design] + phy_mm2,
-        hbm_energy=energy,
-    )
+        part = {
+            "design": design,
+            "memory": np.full(len(design), number, np.int64),
+            "hbm_Bps": np.full(len(design), profile.hbm_Bps(hbm_options[0].bandwidth_Bps)),
+            "hbm_capacity_bytes": capacity[design],
+            "area_mm2": space.area_mm2[design] + phy_mm2[design],
+            "hbm_energy": energy[design],
+            "hbm_idle_W": idle_W[design],
+        }
+        parts.append(part)
+    figures = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns = {name: values[figures["design"]] for name, values in space.columns.items()}
+    return _chips(profile, space.template.stalls, space.template, columns, **figures)
 
 
 def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 0.0) -> Chips:
     """Return the arrays of a single chip."""
-    idle_W = hbm_idle_W(chip.hbm, template_energy(chip_template(chip)))
-    return _chips(
-        profile,
-        losses(profile, chip_template(chip), chip_stalls(chip)),
-        chip_template(chip),
-        {**chip_columns(chip), "hbm_idle_W": np.array([idle_W])},
-        design=np.zeros(1, np.int64),
-        memory=np.zeros(1, np.int64),
-        hbm_Bps=np.array([profile.hbm_Bps(chip.hbm.bandwidth_Bps)]),
-        hbm_capacity_bytes=np.array([chip.hbm.capacity_bytes]),
-        area_mm2=np.array([area_mm2]),
-        hbm_energy=np.array([chip.hbm.energy]),
-    )
+    template, hbm = chip_template(chip), chip.hbm
+    figures = {
+        "design": 0,
+        "memory": 0,
+        "hbm_Bps": profile.hbm_Bps(hbm.bandwidth_Bps),
+        "hbm_capacity_bytes": hbm.capacity_bytes,
+        "area_mm2": area_mm2,
+        "hbm_energy": hbm.energy,
+        "hbm_idle_W": hbm_idle_W(hbm, template_energy(template)),
+    }
+    arrays: dict[str, Any] = {name: np.array([value]) for name, value in figures.items()}
+    return _chips(profile, chip_stalls(chip), template, chip_columns(chip), **arrays)
 
 
 def losses(profile: Profile, template: ChipTemplate, stalls_of_template: Stalls) -> Stalls:
@@ -282,41 +266,29 @@ def losses(profile: Profile, template: ChipTemplate, stalls_of_template: Stalls)
     return replace(stalls, fill_s=0.0, drained=0.0, exposed=0.0)
 
 
-def _spreads(limit: int, profile: Profile) -> tuple[int, ...]:
-    if profile.free_spread:
-        return core_counts(limit)
-    return (1, limit)
-
-
 def _chips(
-    profile: Profile,
-    stalls: Stalls,
-    template: ChipTemplate,
-    columns: Columns,
-    *,
-    design: Ints,
-    memory: Ints,
-    hbm_Bps: Floats,
-    hbm_capacity_bytes: Ints,
-    area_mm2: Floats,
-    hbm_energy: Floats,
-) -> Chips:
+    profile: Profile, template_stalls: Stalls, template: ChipTemplate, columns: Columns,
+    **figures: Any,
+) -> Chips:  # fmt: skip
+    """Return chips of these parameters; `figures` are fields that do not follow from them."""
+    stalls, count = losses(profile, template, template_stalls), len(columns["clock_Hz"])
+
+    def spreads(limit: int) -> tuple[int, ...]:
+        return core_counts(limit) if profile.free_spread else (1, limit)
+
     tensor_cores, vector_cores = columns["tensor_cores"], columns["vector_cores"]
     clock_Hz, glb_Bpc = columns["clock_Hz"], columns["glb_bandwidth_Bpc"]
     if profile.glb_bandwidth_Bpc is not None:
-        glb_Bpc = np.full(len(design), profile.glb_bandwidth_Bpc)
-    level_bytes = level_Bpc = np.zeros((len(design), 0))
+        glb_Bpc = np.full(count, profile.glb_bandwidth_Bpc)
+    level_bytes = level_Bpc = np.zeros((count, 0))
     if template.levels is not None:
         level_bytes, level_Bpc = template.levels.sizes(columns)
     banked = template.banked
     most = int(max(tensor_cores.max(), vector_cores.max()))
-    shape = (len(design), len(_spreads(most, profile)))
-    tensor_count = np.full(shape, -1, np.int64)
-    pair_count = np.full(shape, -1, np.int64)
-    vector_count = np.full(shape, -1, np.int64)
+    tensor_count, pair_count, vector_count = np.full((3, count, len(spreads(most))), -1, np.int64)
     for n in np.unique(tensor_cores):
         rows = tensor_cores == n
-        for o, k in enumerate(_spreads(int(n), profile)):
+        for o, k in enumerate(spreads(int(n))):
             tensor_count[rows, o] = k
             # A fused operator uses a proportional number of vector cores, at least one.
             pair_count[rows, o] = np.maximum(1, -(-vector_cores[rows] * k // n))
@@ -324,67 +296,47 @@ def _chips(
                 pair_count[rows, o] = 1 if o == 0 else vector_cores[rows]
     for m in np.unique(vector_cores):
         rows = vector_cores == m
-        for o, k in enumerate(_spreads(int(m), profile)):
+        for o, k in enumerate(spreads(int(m))):
             vector_count[rows, o] = k
+    sizes = columns["width"], columns["depth"], columns["glb_bytes"]
+    buffer_bytes = columns.get("core_buffer_bytes", np.zeros(count))
+    numbers = *sizes, glb_Bpc, figures["hbm_Bps"], clock_Hz, buffer_bytes, level_bytes, level_Bpc
     tensor_config, tensor_configs = _tensor_configs(
-        profile,
-        stalls,
-        tensor_count,
-        (
-            columns["width"],
-            columns["depth"],
-            columns["glb_bytes"],
-            glb_Bpc,
-            hbm_Bps,
-            clock_Hz,
-            columns.get("core_buffer_bytes", np.zeros(len(design))),
-        ),
-        level_bytes,
-        level_Bpc,
+        profile, stalls, tensor_count, np.column_stack(numbers), level_bytes.shape[1]
     )
-    both, vector_configs = _vector_configs(pair_count, vector_count, columns["vector_width"])
+    lanes, number = np.unique(columns["vector_width"], return_inverse=True)
+    vector_config, cores, lane = _numbered(np.stack([pair_count, vector_count]), number)
     return Chips(
-        design=design,
-        memory=memory,
+        **figures,
         tensor_cores=tensor_cores,
         vector_cores=vector_cores,
-        hbm_Bps=hbm_Bps,
         glb_Bps=glb_Bpc * clock_Hz,
         clock_Hz=clock_Hz,
         level_Bps=level_Bpc * clock_Hz[:, None],
-        hbm_capacity_bytes=hbm_capacity_bytes,
-        area_mm2=area_mm2,
-        hbm_energy=hbm_energy,
-        hbm_idle_W=columns["hbm_idle_W"],
-        glb_energy=np.ones(len(design)) if banked is None else banked.energy(columns),
-        process_nm=np.asarray(columns.get("process_nm", np.zeros(len(design))), np.float64),
+        glb_energy=np.ones(count) if banked is None else banked.energy(columns),
+        process_nm=np.asarray(columns.get("process_nm", np.zeros(count)), np.float64),
         peak_flops=2.0 * tensor_cores * columns["width"] * columns["depth"] * clock_Hz,
         tensor_count=tensor_count,
         tensor_config=tensor_config,
         pair_count=pair_count,
-        pair_config=both[0],
+        pair_config=vector_config[0],
         vector_count=vector_count,
-        vector_config=both[1],
+        vector_config=vector_config[1],
         tensor_configs=tensor_configs,
-        vector_configs=vector_configs,
+        vector_configs=VectorConfigs(cores=cores, lanes=lanes[lane]),
         template=template,
         stalls=stalls,
     )
 
 
 def _tensor_configs(
-    profile: Profile,
-    stalls: Stalls,
-    count: Ints,
-    numbers: Sequence[NDArray[Any]],
-    level_bytes: Floats,
-    level_Bpc: Floats,
+    profile: Profile, stalls: Stalls, count: Ints, numbers: Floats, further: int
 ) -> tuple[Ints, TensorConfigs]:
-    """Return the configuration index of each option and the distinct configurations. `numbers` has
-    width, depth, GLB bytes and bandwidth, HBM bandwidth, clock, and bytes per core buffer (0: by
-    the default rule).
+    """Return the configuration index of each option and the distinct configurations. Columns of
+    `numbers` are width, depth, GLB bytes and bandwidth, HBM bandwidth, clock, bytes per core buffer
+    (0: by the default rule), and bytes and bandwidths of the `further` buffers.
     """
-    chips, number = distinct_rows(np.column_stack([*numbers, level_bytes, level_Bpc]))
+    chips, number = distinct_rows(numbers)
     index, used, chip = _numbered(count, number)
     unique = np.column_stack([used, chips[chip]])
     cores, w, d, glb_bytes, glb_Bpc, hbm_Bps, clock_Hz, buffer_bytes = unique.T[:FIRST_LEVEL]
@@ -392,7 +344,7 @@ def _tensor_configs(
         given or core_buffer_bytes(int(width), int(depth))
         for width, depth, given in zip(w, d, buffer_bytes.tolist(), strict=True)
     ]
-    further, levels = level_bytes.shape[1], unique[:, FIRST_LEVEL:]
+    levels = unique[:, FIRST_LEVEL:]
     same = np.ones(len(unique))
     return index, TensorConfigs(
         cores=cores.astype(np.int64),
@@ -409,14 +361,6 @@ def _tensor_configs(
         drained=stalls.drained * same,
         exposed=stalls.exposed * same,
     )
-
-
-def _vector_configs(
-    pair: Ints, vector: Ints, lanes: Ints
-) -> tuple[tuple[Ints, Ints], VectorConfigs]:
-    distinct, number = np.unique(lanes, return_inverse=True)
-    index, cores, lane = _numbered(np.stack([pair, vector]), number)
-    return (index[0], index[1]), VectorConfigs(cores=cores, lanes=distinct[lane])
 
 
 def _numbered(count: Ints, number: Ints) -> tuple[Ints, Ints, Ints]:

@@ -109,26 +109,43 @@ def _panel_rounds(kept, rounds, granule, cross_granule, k_part, depth, followed,
 
 
 @kernel
+def _record_tile(out, hbm, glb, order, k_parts, tiles_m, tiles_n):
+    out[HBM], out[GLB], out[ORDER] = hbm, glb, order
+    out[K_PARTS], out[TILES_M], out[TILES_N] = k_parts, tiles_m, tiles_n
+
+
+@kernel
+def _moved_bytes(p):
+    """Return the bytes of outputs, and those of outputs and operands that must pass the HBM."""
+    batch, m, n, k, fraction, extra, on_chip = p
+    outputs = 2.0 * batch * float(m) * n * fraction + extra
+    compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
+    return outputs, compulsory
+
+
+@kernel
+def _core_work(p, c, per_core, rows_core, folds_n, chunks, outputs):
+    """Return cycles, compute seconds and GLB bytes of cores that stream their rows in `chunks`."""
+    folds_k = -(-p.k // c.depth)
+    # Chunks of even size: the array waits for weights only if chunks are shorter than depth.
+    stream = max(rows_core, chunks * c.depth)
+    cycles = p.fraction * per_core * folds_k * folds_n * stream + 2 * c.depth + c.width
+    drained = 0.0 if p.on_chip else c.drained  # outputs stay in the cores
+    waits_s = p.fraction * per_core * folds_n * chunks * c.fill_s + drained * outputs / c.glb_Bps
+    reads = float(p.m) * p.k * folds_n + float(p.k) * p.n * chunks
+    glb = 2.0 * p.batch * p.fraction * reads + outputs
+    return cycles, cycles / c.clock_Hz + waits_s, glb
+
+
+@kernel
 def _best_tile(
-    p,
-    c,
-    batch_per_core,
-    rounds_m,
-    rounds_n,
-    g_m,
-    g_n,
-    budget,
-    glb_base,
-    compute_s,
-    best,
-    best_hbm,
-    out,
+    p, c, per_core, rounds_m, rounds_n, g_m, g_n, budget, glb_base, compute_s, best, best_hbm, out
 ):
     """Find the fastest macro tile for one core-level mapping, if it is better than the best so far.
 
     Better means a lower time, or an equal time with fewer HBM bytes. If so, fill out[HBM], out[GLB]
     and out[ORDER:] and return the time; otherwise return infinity. `budget` is the buffer of one of
-    the concurrent products, `batch_per_core` the number of products that follow each other there;
+    the concurrent products, `per_core` the number of products that follow each other there;
     bytes are for all products.
     """
     batch, m, n, k, fraction, extra, _ = p
@@ -152,7 +169,7 @@ def _best_tile(
             return best_s
         core_s = max(compute_s, glb_s)
         # One operand stays as a panel; partial sums spill to HBM.
-        followed = batch_per_core > 1 or real_parts > 1
+        followed = per_core > 1 or real_parts > 1
         for order in range(2):
             tiles_m = 1
             tiles_n = 1
@@ -173,12 +190,7 @@ def _best_tile(
                 best = time
                 best_s = time
                 best_hbm = hbm
-                out[HBM] = hbm
-                out[GLB] = glb
-                out[ORDER] = order
-                out[K_PARTS] = real_parts
-                out[TILES_M] = tiles_m
-                out[TILES_N] = tiles_n
+                _record_tile(out, hbm, glb, order, real_parts, tiles_m, tiles_n)
         if best <= floor_s and best_hbm <= compulsory:
             return best_s
         # An output tile stays as 4-byte partial sums; slices of both operands stream. No tile of
@@ -209,12 +221,7 @@ def _best_tile(
                     best = time
                     best_s = time
                     best_hbm = hbm
-                    out[HBM] = hbm
-                    out[GLB] = glb
-                    out[ORDER] = C_TILE
-                    out[K_PARTS] = real_parts
-                    out[TILES_M] = tiles_m
-                    out[TILES_N] = tiles_n
+                    _record_tile(out, hbm, glb, C_TILE, real_parts, tiles_m, tiles_n)
                 if tiles_n == 1:
                     break
             per -= 1
@@ -224,23 +231,18 @@ def _best_tile(
 
 
 @kernel
-def _best_columns(
-    p, c, batch_per_core, split_m, most_n, rows_max, budget, compulsory, outputs, best, out
-):
+def _best_columns(p, c, per_core, split_m, most_n, rows_max, budget, moved, best, out):
     """Find the best column split, chunks of rows and macro tile, if better than the best so far.
 
     Fill `out` and return the time like `_best_tile`. Fewer than `most_n` cores and more chunks than
     the core buffer requires give smaller rounds, which fit a small GLB better. They cost cycles and
     GLB reads, so they are tried only if they could be faster.
     """
-    batch, m, n, k, fraction, _, on_chip = p
-    _, width, depth, _, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
-    if on_chip:  # outputs stay in the cores
-        drained = 0.0
+    m, n, width = p.m, p.n, c.width
+    outputs, compulsory = moved
     best_s = np.inf
     rows_core = -(-m // split_m)
     fewest_chunks = -(-rows_core // rows_max)
-    folds_k = -(-k // depth)
     coarsest = True
     split_n = most_n
     while True:
@@ -248,16 +250,9 @@ def _best_columns(
         folds_n = -(-columns_core // width)
         chunks = fewest_chunks
         while True:
-            # Chunks of even size: the array waits for weights only if chunks are shorter than depth
-            stream = max(rows_core, chunks * depth)
-            cycles = fraction * batch_per_core * folds_k * folds_n * stream + 2 * depth + width
-            waits_s = (
-                fraction * batch_per_core * folds_n * chunks * fill_s + drained * outputs / glb_Bps
-            )
-            compute_s = cycles / clock_Hz + waits_s
-            reads = float(m) * k * folds_n + float(k) * n * chunks
-            glb = 2.0 * batch * fraction * reads + outputs
-            floor_s = _side_by_side_s(max(compute_s, glb / glb_Bps), compulsory / hbm_Bps, exposed)
+            cycles, compute_s, glb = _core_work(p, c, per_core, rows_core, folds_n, chunks, outputs)
+            core_s = max(compute_s, glb / c.glb_Bps)
+            floor_s = _side_by_side_s(core_s, compulsory / c.hbm_Bps, c.exposed)
             # From here the lower bound only rises, with more chunks and with fewer cores.
             tie = coarsest and floor_s == best and compulsory < out[HBM]
             if floor_s >= best and not tie:
@@ -265,17 +260,17 @@ def _best_columns(
                     return best_s
                 break
             rows = -(-rows_core // chunks)
-            if on_chip:
+            if p.on_chip:
                 time = floor_s
                 out[HBM] = 0.0
                 out[GLB] = glb
             else:
                 g_m, g_n = min(m, split_m * rows), min(n, split_n * width)
-                known_hbm_bytes = out[HBM] if coarsest else 0.0
+                hbm = out[HBM] if coarsest else 0.0
                 time = _best_tile(
                     p,
                     c,
-                    batch_per_core,
+                    per_core,
                     chunks,
                     folds_n,
                     g_m,
@@ -284,7 +279,7 @@ def _best_columns(
                     glb,
                     compute_s,
                     best,
-                    known_hbm_bytes,
+                    hbm,
                     out,
                 )
             coarsest = False
@@ -319,10 +314,10 @@ def map_product(p, c, out):
     cores, width, depth, buffer_bytes, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
-    outputs = 2.0 * batch * float(m) * n * fraction + extra
+    moved = _moved_bytes(p)
+    outputs, compulsory = moved
     if on_chip:  # outputs stay in the cores
         drained = 0.0
-    compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
     # No mapping is faster than full arrays on all cores; the search ends if one reaches this.
     folds_k = -(-k // depth)
     ideal = fraction * batch * folds_k * float(m) * n / (width * cores) + 2 * depth + width
@@ -340,7 +335,7 @@ def map_product(p, c, out):
             split_batch = 1 << log_batch
             if split_batch > cores or split_batch >= 2 * batch:
                 break
-            batch_per_core = -(-batch // split_batch)
+            per_core = -(-batch // split_batch)
             budget = c.glb_budget_bytes / min(split_batch, batch)
             for log_m in range(_LOG_CORES):
                 split_m = 1 << log_m
@@ -349,17 +344,7 @@ def map_product(p, c, out):
                 # All remaining cores that have columns to work on.
                 most_n = min(cores // (split_batch * split_m), -(-sn // width))
                 time = _best_columns(
-                    side,
-                    c,
-                    batch_per_core,
-                    split_m,
-                    most_n,
-                    rows_max,
-                    budget,
-                    compulsory,
-                    outputs,
-                    best,
-                    out,
+                    side, c, per_core, split_m, most_n, rows_max, budget, moved, best, out
                 )
                 if time < np.inf:
                     best = time
@@ -376,39 +361,28 @@ def product_floor_s(p, c):
     tiling, which only rises with more chunks and with fewer cores for the columns.
     """
     batch, m, n, k, fraction, extra, on_chip = p
-    cores, width, depth, buffer_bytes, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
     best = np.inf
-    rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
-    outputs = 2.0 * batch * float(m) * n * fraction + extra
-    if on_chip:  # outputs stay in the cores
-        drained = 0.0
-    compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
-    folds_k = -(-k // depth)
+    rows_max = max(1, int(c.core_buffer_bytes / (4.0 * c.depth + 4.0 * c.width)))
+    outputs, compulsory = _moved_bytes(p)
     for stream_n in range(2):
         sm = n if stream_n else m
         sn = m if stream_n else n
+        side = Product(batch, sm, sn, k, fraction, extra, on_chip)
         split_batch = 1
-        while split_batch <= cores and split_batch < 2 * batch:
-            batch_per_core = -(-batch // split_batch)
+        while split_batch <= c.cores and split_batch < 2 * batch:
+            per_core = -(-batch // split_batch)
             split_m = 1
-            while split_batch * split_m <= cores and split_m < 2 * sm:
-                most_n = min(cores // (split_batch * split_m), -(-sn // width))
+            while split_batch * split_m <= c.cores and split_m < 2 * sm:
+                most_n = min(c.cores // (split_batch * split_m), -(-sn // c.width))
                 columns_core = -(-sn // most_n)
-                folds_n = -(-columns_core // width)
+                folds_n = -(-columns_core // c.width)
                 rows_core = -(-sm // split_m)
                 chunks = -(-rows_core // rows_max)
-                stream = max(rows_core, chunks * depth)
-                cycles = fraction * batch_per_core * folds_k * folds_n * stream + 2 * depth + width
-                waits_s = (
-                    fraction * batch_per_core * folds_n * chunks * fill_s
-                    + drained * outputs / glb_Bps
-                )
-                reads = float(sm) * k * folds_n + float(k) * sn * chunks
-                glb = 2.0 * batch * fraction * reads + outputs
-                best = min(best, max(cycles / clock_Hz + waits_s, glb / glb_Bps))
+                work = _core_work(side, c, per_core, rows_core, folds_n, chunks, outputs)
+                best = min(best, max(work[1], work[2] / c.glb_Bps))
                 split_m *= 2
             split_batch *= 2
-    return _side_by_side_s(best, compulsory / hbm_Bps, exposed)
+    return _side_by_side_s(best, compulsory / c.hbm_Bps, c.exposed)
 
 
 @kernel
@@ -429,8 +403,7 @@ def _pair(pair, shapes, fractions, extras, on_chip, configs):
 
 @entry
 def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
-    """Fill `time` with `product_floor_s` for pairs start..stop-1 of the (shape, configuration)
-    grid."""
+    """Fill `time` with `product_floor_s` for pairs of the (shape, configuration) grid."""
     for pair in range(start, stop):
         s, c, product, cores = _pair(pair, shapes, fractions, extras, on_chip, configs)
         time[s, c] = product_floor_s(product, cores)

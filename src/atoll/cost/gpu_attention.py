@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike
 from atoll.base.arrays import Floats
 from atoll.cost.gpu_gemm import throttled_s
 from atoll.hardware.gpu import Gpu
-from atoll.hardware.physical.kernel_fits import AttentionFit
 
 BLOCK_ROWS = 128  # keys per step, and queries per block unless the calibration overrides them
 LIMIT_S = 7e-3  # calls of engines that the power limit slows by half of what it can, on all devices
@@ -69,7 +68,8 @@ def attention_times_s(
     products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
 
     wide = np.ceil(d / direction.head_columns) * direction.head_columns
-    exp = _min_head(gpu, direction)
+    # The head size at which products and exponentials take equally long.
+    exp = direction.min_head * gpu.tensor_per_exp
     # Two query tiles alternate between tensor cores and exponentials. Wide heads have space for
     # only one, whose products and exponentials run in sequence.
     alone = (d > direction.narrow_head) & (direction.narrow_rows >= 2 * BLOCK_ROWS)
@@ -121,8 +121,3 @@ def attention_times_s(
         drawn = 0.0 if dtype == "fp8" else direction.throttle * wide / columns
         return throttled_s(busy_s, drawn, LIMIT_S, fit.onset) + launch_s
     return throttled_s(busy_s, direction.throttle, fit.throttle_s) + launch_s
-
-
-def _min_head(gpu: Gpu, direction: AttentionFit) -> float:
-    """Return the head size at which products and exponentials take equally long."""
-    return direction.min_head * gpu.tensor_per_exp

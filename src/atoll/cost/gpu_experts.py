@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -52,9 +53,7 @@ class Routed:
 
     @property
     def tiled_rows(self) -> Floats:
-        """Return the mean number of rows computed per expert, including padding: uneven experts
-        fill half of their last tile on average.
-        """
+        """Mean rows per expert with padding: uneven experts fill half of their last tile."""
         rows_per_expert = self.rows / self.experts
         uneven = self.largest > np.ceil(rows_per_expert)
         even = np.ceil(rows_per_expert / TILE_ROWS) * TILE_ROWS
@@ -66,32 +65,18 @@ def expert_times_s(gpu: Gpu, kind: str, sizes: Routed) -> Floats:
     return EXPERT_KINDS[kind](gpu, sizes)
 
 
-def _grouped_s(gpu: Gpu, sizes: Routed, m: Floats, n: Floats, k: Floats) -> Floats:
-    return GROUPED_START_S + gemm_times_s(gpu, m, n, k, sizes.experts, gpu.half_dtype)
-
-
-def _up_s(gpu: Gpu, s: Routed) -> Floats:
-    return _grouped_s(gpu, s, s.tiled_rows, 2 * s.ffn, s.hidden)
-
-
-def _up_dgrad_s(gpu: Gpu, s: Routed) -> Floats:
-    return _grouped_s(gpu, s, s.tiled_rows, s.hidden, 2 * s.ffn)
-
-
-def _up_wgrad_s(gpu: Gpu, s: Routed) -> Floats:
-    return _grouped_s(gpu, s, 2 * s.ffn, s.hidden, s.tiled_rows)
-
-
-def _down_s(gpu: Gpu, s: Routed) -> Floats:
-    return _grouped_s(gpu, s, s.tiled_rows, s.hidden, s.ffn)
-
-
-def _down_dgrad_s(gpu: Gpu, s: Routed) -> Floats:
-    return _grouped_s(gpu, s, s.tiled_rows, s.ffn, s.hidden)
-
-
-def _down_wgrad_s(gpu: Gpu, s: Routed) -> Floats:
-    return _grouped_s(gpu, s, s.hidden, s.ffn, s.tiled_rows)
+def _grouped_s(kind: str, gpu: Gpu, s: Routed) -> Floats:
+    """Return the seconds of grouped products, of m x k by k x n for every expert."""
+    rows, hidden, ffn = s.tiled_rows, s.hidden, s.ffn
+    m, n, k = {
+        "up": (rows, 2 * ffn, hidden),
+        "up_dgrad": (rows, hidden, 2 * ffn),
+        "up_wgrad": (2 * ffn, hidden, rows),
+        "down": (rows, hidden, ffn),
+        "down_dgrad": (rows, ffn, hidden),
+        "down_wgrad": (hidden, ffn, rows),
+    }[kind]
+    return GROUPED_START_S + gemm_times_s(gpu, m, n, k, s.experts, gpu.half_dtype)
 
 
 def _dispatch_s(gpu: Gpu, s: Routed) -> Floats:
@@ -114,15 +99,15 @@ def _sort_s(gpu: Gpu, s: Routed) -> Floats:
 
 def _forward_s(gpu: Gpu, s: Routed) -> Floats:
     gate_s = streaming_s(gpu, GATE_BYTES * s.rows * s.ffn)
-    return _dispatch_s(gpu, s) + _up_s(gpu, s) + gate_s + _down_s(gpu, s) + _combine_s(gpu, s)
+    up_s, down_s = _grouped_s("up", gpu, s), _grouped_s("down", gpu, s)
+    return _dispatch_s(gpu, s) + up_s + gate_s + down_s + _combine_s(gpu, s)
 
 
 def _backward_s(gpu: Gpu, s: Routed) -> Floats:
-    """Return the seconds of the backward pass; gradients of gathered rows are summed like results
-    in the forward pass."""
+    """Sum gradients of gathered rows like results in the forward pass."""
     gate_s = streaming_s(gpu, GATE_BACKWARD_BYTES * s.rows * s.ffn)
-    up_s = _up_dgrad_s(gpu, s) + _up_wgrad_s(gpu, s)
-    down_s = _down_dgrad_s(gpu, s) + _down_wgrad_s(gpu, s)
+    up_s = _grouped_s("up_dgrad", gpu, s) + _grouped_s("up_wgrad", gpu, s)
+    down_s = _grouped_s("down_dgrad", gpu, s) + _grouped_s("down_wgrad", gpu, s)
     return up_s + down_s + gate_s + _combine_s(gpu, s)
 
 
@@ -130,10 +115,10 @@ EXPERT_KINDS: Mapping[str, Callable[[Gpu, Routed], Floats]] = {
     "router_fwd": _router_s,
     "sort_ids": _sort_s,
     "dispatch_fwd": _dispatch_s,
-    "grouped_up_fwd": _up_s,
-    "grouped_up_dgrad": _up_dgrad_s,
-    "grouped_up_wgrad": _up_wgrad_s,
-    "grouped_down_fwd": _down_s,
+    "grouped_up_fwd": partial(_grouped_s, "up"),
+    "grouped_up_dgrad": partial(_grouped_s, "up_dgrad"),
+    "grouped_up_wgrad": partial(_grouped_s, "up_wgrad"),
+    "grouped_down_fwd": partial(_grouped_s, "down"),
     "combine_fwd": _combine_s,
     "block_fwd": _forward_s,
     "block_bwd": _backward_s,

@@ -133,13 +133,7 @@ def _times_s(gpu: Gpu, kernels: _Kernels, every: Floats) -> Floats:
 
 
 def _best_times_s(
-    gpu: Gpu,
-    kernels: _Kernels,
-    m: Floats,
-    n: Floats,
-    k: Floats,
-    batch: Floats,
-    row: Floats,
+    gpu: Gpu, kernels: _Kernels, m: Floats, n: Floats, k: Floats, batch: Floats, row: Floats
 ) -> Floats:
     """Return the seconds of every product with its best tile and split, without launch."""
     fit = gpu.calibration

@@ -22,9 +22,7 @@ def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> Prod
 def mapping_records(
     shapes: Sequence[ProductShape], configs: TensorConfigs
 ) -> tuple[ProductCosts, Floats]:
-    """Return the costs by Atoll's mapper and the mapping records, shape (shapes, configurations,
-    record), with the columns of `cost.gemm_kernels`.
-    """
+    """Return the costs by Atoll's mapper, and its records (shapes, configurations, record)."""
     records = np.zeros((len(shapes) * len(configs), gemm_kernels.RECORD))
     costs = _mapped(shapes, configs, records)
     return costs, records.reshape(len(shapes), len(configs), -1)
@@ -45,8 +43,7 @@ def product_floors(shapes: Sequence[ProductShape], configs: TensorConfigs) -> Pr
     size = (len(shapes), len(configs))
     time_s = np.zeros(size)
     over_ranges(
-        lambda start, stop: gemm_kernels.floor_range(start, stop, *arguments, time_s),
-        time_s.size,
+        lambda start, stop: gemm_kernels.floor_range(start, stop, *arguments, time_s), time_s.size
     )
     inputs = np.array([2.0 * s.batch * (s.m * s.k + s.k * s.n) for s in shapes])
     outputs = np.array([2.0 * s.batch * s.m * s.n * s.fraction + s.extra_bytes for s in shapes])

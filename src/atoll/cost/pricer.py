@@ -32,24 +32,12 @@ class Cost(NamedTuple):
     """Part of the total that is interpolated between measured sizes."""
 
     def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
-        return Cost(
-            self.matrix_s + other.matrix_s,
-            self.attention_s + other.attention_s,
-            self.vector_s + other.vector_s,
-            self.kernels + other.kernels,
-            self.timed_s + other.timed_s,
-            self.between_s + other.between_s,
-        )
+        return total((self, other))
 
     def times(self, n: float) -> Cost:
-        return Cost(
-            self.matrix_s * n,
-            self.attention_s * n,
-            self.vector_s * n,
-            round(self.kernels * n),
-            self.timed_s * n,
-            self.between_s * n,
-        )
+        matrix, attention, vector, kernels, timed, between = self
+        times_s = matrix * n, attention * n, vector * n
+        return Cost(*times_s, round(kernels * n), timed * n, between * n)
 
     @property
     def total_s(self) -> float:

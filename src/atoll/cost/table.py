@@ -35,13 +35,7 @@ from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
 from atoll.workload.graph.operator import Core, Matmul, Operator
 
-_KINDS = {
-    Core.TENSOR: table_kernels.TENSOR,
-    Core.VECTOR: table_kernels.VECTOR,
-    Core.PAIR: table_kernels.PAIR,
-    Core.LINK: table_kernels.LINK,
-    Core.NONE: table_kernels.NONE,
-}
+_KINDS: dict[Core, int] = {core: getattr(table_kernels, core.name) for core in Core}
 
 
 @dataclass(frozen=True)
@@ -73,8 +67,7 @@ class PassSet:
 
     @cached_property
     def alike(self) -> NDArray[np.int64]:
-        """Return, per layer, the first layer with equal operators and graphs and therefore equal
-        costs, shape (layers,)."""
+        """Return per layer the first one with equal operators and graphs, so with equal costs."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         first_by_content: dict[tuple[bytes, ...], int] = {}
         firsts = []
@@ -86,8 +79,7 @@ class PassSet:
         return np.array(firsts, np.int64)
 
     def subset(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
-        """Return a pass set with only these layers and their operators, and the indices of these
-        layers' operators in the arrays."""
+        """Return a pass set of these layers only, and their operators' indices in the arrays."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         passes = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
         at = _spans(ptr[passes], np.diff(ptr)[passes])
@@ -128,13 +120,8 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
                 pred_idx.extend(before)
                 pred_ptr.append(len(pred_idx))
             ptr.append(len(ops))
-    arrays = Passes(
-        ptr=np.array(ptr, np.int64),
-        op=np.array(ops, np.int64),
-        pred_ptr=np.array(pred_ptr, np.int64),
-        pred_idx=np.array(pred_idx or [0], np.int64),
-    )
-    return PassSet(chosen, tuple(rows), arrays)
+    arrays = (np.array(array, np.int64) for array in (ptr, ops, pred_ptr, pred_idx or [0]))
+    return PassSet(chosen, tuple(rows), Passes(*arrays))
 
 
 def capacities(costs: Costs, chips: NDArray[np.int64]) -> Floats:
@@ -183,30 +170,16 @@ def build_costs(
     """Tabulate the costs of operators on the chips' configurations. `products` replaces the product
     costs of the cost model. Products are priced only where `wanted`, if it is given, shape
     (operators, tensor configurations)."""
-    tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(
-        keys, chips, profile, products, wanted
-    )
+    tensor_costs = _tensor_costs(keys, chips, profile, products, wanted)
+    of_chips: dict[str, Any] = {n: getattr(chips, n) for n in Costs._fields if hasattr(chips, n)}
+    of_chips["hbm_Bps"] = chips.stream_Bps
     return Costs(
-        kind=np.array([_KINDS[key.operator.core] for key in keys], np.int64),
-        tensor_s=tensor_s,
-        hbm_bytes=hbm_bytes,
-        glb_bytes=glb_bytes,
-        level_bytes=level_bytes,
+        np.array([_KINDS[key.operator.core] for key in keys], np.int64),
+        *tensor_costs,
+        **of_chips,
         vector_cycles=_vector_cycles(keys, chips, profile),
         bytes=np.array([float(key.bytes) for key in keys]),
         link_s=np.array([link_s(key.operator, network) for key in keys]),
-        tensor_cores=chips.tensor_cores,
-        vector_cores=chips.vector_cores,
-        hbm_Bps=chips.stream_Bps,
-        glb_Bps=chips.glb_Bps,
-        level_Bps=chips.level_Bps,
-        clock_Hz=chips.clock_Hz,
-        tensor_count=chips.tensor_count,
-        tensor_config=chips.tensor_config,
-        pair_count=chips.pair_count,
-        pair_config=chips.pair_config,
-        vector_count=chips.vector_count,
-        vector_config=chips.vector_config,
         slots=float(profile.tensor_slots),
         free_spread=profile.free_spread,
         vector_memory=profile.vector_memory,
@@ -230,9 +203,7 @@ def _tensor_costs(
     products: Products | None,
     wanted: NDArray[np.bool_] | None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the seconds, HBM bytes, GLB bytes and bytes of additional buffers of the operators'
-    matrix products, first axes (operators, tensor configurations).
-    """
+    """Return seconds, and bytes of HBM, GLB and further buffers (operators, configurations)."""
     configs = chips.tensor_configs
     shapes: dict[ProductShape, int] = {}
     uses: list[list[int]] = []
@@ -303,20 +274,12 @@ def _priced_where(
 
 def product_shapes(key: OperatorKey, stalls: Stalls) -> list[ProductShape]:
     """Return the matrix products of an operator; the first carries the bytes of its epilogue."""
-    return [
-        ProductShape(
-            product.batch,
-            product.m,
-            product.n,
-            product.k,
-            masked_fraction(product, key.operator.matmuls[0].n, stalls)
-            if key.operator.on_chip
-            else product.fraction,
-            0.0 if number else _epilogue_bytes(key),
-            key.operator.on_chip,
-        )
-        for number, product in enumerate(key.operator.matmuls)
-    ]
+    shapes, (matmuls, on_chip) = [], (key.operator.matmuls, key.operator.on_chip)
+    for number, p in enumerate(matmuls):
+        fraction = masked_fraction(p, matmuls[0].n, stalls) if on_chip else p.fraction
+        extra_bytes = 0.0 if number else _epilogue_bytes(key)
+        shapes.append(ProductShape(p.batch, p.m, p.n, p.k, fraction, extra_bytes, on_chip))
+    return shapes
 
 
 def overlapped_s(first_s: Any, second_s: Any, stalls: Stalls) -> Any:

@@ -184,9 +184,7 @@ def operator_floor(c, chip, op, capacity, duration, demand, work):
 
 @entry
 def fill_problems(start, stop, c, passes, node_pass, node_chip, ptr, duration, demand):
-    """Fill durations and demands of pass-chip pairs start..stop-1; the rows of a pair begin at
-    ptr[pair].
-    """
+    """Fill durations and demands of pass-chip pairs, whose rows begin at ptr[pair]."""
     for pair in range(start, stop):
         row = ptr[pair]
         p = node_pass[pair]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import permutations
+from itertools import permutations, product
 from math import prod
 
 import numpy as np
@@ -66,25 +66,18 @@ class Digits:
 
     def digits(self, column: int, row: int) -> tuple[int, ...]:
         """The digits of a die of the rectangle."""
-        values: list[int] = []
-        for position, axis in ((column, self.x), (row, self.y)):
-            inside = [prod(axis[i + 1 :]) for i in range(len(axis))]
-            values += [position // s % r for s, r in zip(inside, axis, strict=True)]
-        return tuple(values)
+        places = (column,) * len(self.x) + (row,) * len(self.y)
+        rules = zip(places, self.stride.tolist(), (*self.x, *self.y), strict=True)
+        return tuple(place // stride % radix for place, stride, radix in rules)
 
     def groups(self, members: Sequence[bool]) -> list[list[tuple[int, int]]]:
         """Dies (column, row) that differ only in the digits marked as members, group by group."""
         groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for row in range(self.height):
-            for column in range(self.width):
-                digits = self.digits(column, row)
-                key = tuple(d for d, inside in zip(digits, members, strict=True) if not inside)
-                groups.setdefault(key, []).append((column, row))
+        for row, column in product(range(self.height), range(self.width)):
+            digits = self.digits(column, row)
+            key = tuple(d for d, inside in zip(digits, members, strict=True) if not inside)
+            groups.setdefault(key, []).append((column, row))
         return list(groups.values())
-
-    def describe(self) -> str:
-        text = [".".join(str(r) for r in axis) or "1" for axis in (self.x, self.y)]
-        return f"x {text[0]}, y {text[1]}"
 
 
 @cache

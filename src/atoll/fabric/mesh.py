@@ -74,15 +74,12 @@ def snake(
 def xy_path(source: Die, target: Die) -> tuple[Link, ...]:
     """Route along x, then along y."""
     path: list[Link] = []
-    die = source
-    while die != target:
-        x, y = die
-        if x != target[0]:
-            step = (x + (1 if target[0] > x else -1), y)
-        else:
-            step = (x, y + (1 if target[1] > y else -1))
-        path.append((die, step))
-        die = step
+    (x, y), (column, row) = source, target
+    while (x, y) != target:
+        across = (column > x) - (column < x)
+        step = x + across, y if across else y + (1 if row > y else -1)
+        path.append(((x, y), step))
+        x, y = step
     return tuple(path)
 
 

@@ -1,7 +1,7 @@
 """The mesh event by event: every link is a queue that carries one message at a time.
 
 A message follows a route of links, is stored and forwarded at every die, and starts when the
-messages that it waits for have arrived. Collectives are written as such messages (`messages.py`);
+messages that it waits for have arrived. Collectives are such messages (`mesh_collectives.py`);
 their end is measured, not computed. A link serves waiting messages in the order in which they came,
 and among those that came at the same time the one with the higher rank.
 """

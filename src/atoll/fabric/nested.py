@@ -17,6 +17,7 @@ communication over multiple links", PPoPP 2006).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, permutations
 from math import ceil, inf, log2
@@ -51,27 +52,12 @@ TermArrays = tuple[NDArray[np.float64], ...]
 """The fields of `Terms` for many collectives; `s_per_byte` and `steps` have one row per level."""
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=1 << 14)
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
-    """Return the size-independent terms of a collective over `group` devices, cached."""
-    cache, key = network.terms_cache, (kind, group, stride)
-    if key not in cache:
-        cache[key] = _terms(network, *key)
-    collective_terms: Terms = cache[key]
-    return collective_terms
-
-
-def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
+    """Return the size-independent terms of a collective over `group` devices."""
     fixed_s = start_s = tree_s = 0.0
-    inside = 1
-    slopes, steps = [], []
-    for number, level in enumerate(network.levels):
-        joined = members(level, group, stride)
-        inside = _inside(level, group, stride, inside)
-        slopes.append(0.0)
-        steps.append(1.0)
-        if joined <= inside:
-            continue
+    slopes, steps = [0.0] * len(network.levels), [1.0] * len(network.levels)
+    for number, level, joined, inside in _crossed_levels(network, group, stride):
         units, axes_Bps = ceil(joined / inside), level.bandwidth_Bps
         if kind == "all_reduce":
             hops = min(units - 1, 2 * ceil(log2(units)))
@@ -89,15 +75,12 @@ def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
         reached_Bps = axes_Bps * (1 - level.few / joined)
         if kind == "all_reduce":
             reached_Bps *= level.sums
-        slopes[-1] = passes * (joined - 1) / joined / inside / reached_Bps
+        slopes[number] = passes * (joined - 1) / joined / inside / reached_Bps
         if level.ring:  # the curve is over message bytes, independent of their rate
             messages = passes * max(hops, min(units - 1, LONGEST_RING - 1))
-            steps[-1] = messages * level.bandwidth_Bps / reached_Bps
+            steps[number] = messages * level.bandwidth_Bps / reached_Bps
         start_s = max(start_s, level.start_s)
         fixed_s += PASSES[kind] * hops * level.latency_s
-        inside = joined
-    if inside < group:
-        raise _too_large(network, group * stride)
     return Terms(start_s + fixed_s, tuple(slopes), tuple(steps), start_s + tree_s)
 
 
@@ -210,12 +193,7 @@ def all_to_all_s(
     if group <= 1 or bytes_ <= 0:
         return 0.0
     slowest_s = start_s = latency_s = 0.0
-    inside = 1
-    for level in network.levels:
-        joined = members(level, group, stride)
-        inside = _inside(level, group, stride, inside)
-        if joined <= inside:
-            continue
+    for _, level, joined, inside in _crossed_levels(network, group, stride):
         leaving = bytes_ * (joined - inside) / group
         if chosen > 1:
             units = group / inside
@@ -232,9 +210,6 @@ def all_to_all_s(
         slowest_s = max(slowest_s, _sent_s(level, leaving / reached_Bps))
         start_s = max(start_s, level.start_s)
         latency_s += level.latency_s
-        inside = joined
-    if inside < group:
-        raise _too_large(network, group * stride)
     return slowest_s + start_s + latency_s
 
 
@@ -247,8 +222,7 @@ def send_s(network: Network, bytes_: float, stride: int) -> float:
 
 
 def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> float:
-    """Seconds in which every member of a ring or chain sends to the next, at the pace of its
-    slowest link, such as one between nodes."""
+    """Seconds in which members of a ring or chain send to the next, over its slowest link."""
     if group <= 1:
         return 0.0
     return max(send_s(network, bytes_, stride), send_s(network, bytes_, stride * (group - 1)))
@@ -267,9 +241,22 @@ def members(level: FabricLevel, group: int, stride: int) -> int:
     return min(group, ceil(level.devices / stride))
 
 
-def _inside(level: FabricLevel, group: int, stride: int, before: int) -> int:
-    """Members that reach each other without this level: by inner levels, or within one pod."""
-    return min(group, ceil(level.across / stride)) if level.across else before
+def _crossed_levels(
+    network: Network, group: int, stride: int
+) -> Iterator[tuple[int, FabricLevel, int, int]]:
+    """Yield the number of each level that a group crosses, the level, the members that it joins,
+    and those that reach each other without it: by inner levels, or within one pod.
+    """
+    inside = 1
+    for number, level in enumerate(network.levels):
+        joined = members(level, group, stride)
+        if level.across:
+            inside = min(group, ceil(level.across / stride))
+        if joined > inside:
+            yield number, level, joined, inside
+            inside = joined
+    if inside < group:
+        raise _too_large(network, group * stride)
 
 
 def _too_large(network: Network, devices: int) -> AtollError:

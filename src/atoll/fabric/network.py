@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import log, prod
-from typing import Any
 
 from atoll.base.units import format_bandwidth
 
@@ -81,11 +79,6 @@ class Network:
     levels: tuple[FabricLevel, ...]
     left_out: tuple[str, ...] = ()
     """Fields of the start of messages that a user's file does not state; 0 is assumed."""
-
-    @cached_property
-    def terms_cache(self) -> dict[tuple[str, int, int], Any]:
-        """Cache of `nested.terms`, which a search requests repeatedly."""
-        return {}
 
     @property
     def node(self) -> int:

@@ -115,9 +115,7 @@ class PhazePlacer:
 
 
 def _even(problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
-    """Return the blocks divided evenly over `stages` stages with the most replicas; None if that
-    is not possible.
-    """
+    """Divide the blocks evenly over `stages` stages with the most replicas, if that is possible."""
     starts = even_starts(problem.facts.block, stages)
     if starts is None:
         return None
@@ -139,21 +137,14 @@ def _even(problem: PlacementProblem, times: VariantTimes, stages: int) -> Divisi
 def layer_table(problem: PlacementProblem, times: VariantTimes, recompute: bool) -> LayerTable:
     """The chain as a table of one width."""
     facts, tensor = problem.facts, problem.tp
+    passes_s = times.pass_s[facts.kind, :2].tolist()
+    rows = zip(facts.parameters.tolist(), facts.saved_bytes.tolist(), passes_s, strict=True)
     nodes = tuple(
-        LayerNode(
-            id=index,
-            weight_bytes=_WEIGHT_BYTES * float(facts.parameters[index]),
-            activation_bytes=float(facts.saved_bytes[index]),
-            forward_s=float(times.pass_s[kind, 0]),
-            backward_s=float(times.pass_s[kind, 1]),
-            tensor_parallel=tensor > 1,
-        )
-        for index, kind in enumerate(facts.kind)
+        LayerNode(index, _WEIGHT_BYTES * weights, float(saved), *seconds, tensor > 1)
+        for index, (weights, saved, seconds) in enumerate(rows)
     )
-    edges = tuple(
-        LayerEdge(index, index + 1, float(facts.boundary_bytes[index + 1]))
-        for index in range(len(nodes) - 1)
-    )
+    sizes = facts.boundary_bytes[1 : len(nodes)].tolist()
+    edges = tuple(LayerEdge(i, i + 1, float(size)) for i, size in enumerate(sizes))
     return LayerTable(
         devices=problem.devices,
         memory_bytes=problem.memory_bytes,

@@ -20,9 +20,7 @@ _BATCH = 64  # designs priced at a time; those beyond the stop are not counted
 
 
 def visit_buckets(
-    area_mm2: Floats,
-    evaluate: Callable[[Ints], Floats],
-    accept: Callable[[int, float], None],
+    area_mm2: Floats, evaluate: Callable[[Ints], Floats], accept: Callable[[int, float], None]
 ) -> Ints:
     """Evaluate chips by area until the rule stops, calling `accept` for each visited one. Return
     the chips that were evaluated but not visited."""

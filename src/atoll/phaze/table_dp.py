@@ -40,13 +40,11 @@ MOST_SETS = 40_000
 
 def solve_table(table: LayerTable) -> TablePlan:
     """The placement of least time per batch over all widths, proven by exhaustion."""
-    per_width_s: dict[int, float | None] = {}
-    best: _Optimum | None = None
-    for width in sorted(table.widths):
-        optimum = _solve_width(table, width)
-        per_width_s[width] = optimum.time_s if optimum else None
-        if optimum and (best is None or optimum.time_s < best.time_s):
-            best = optimum
+    optima = {width: _solve_width(table, width) for width in sorted(table.widths)}
+    per_width_s = {width: plan.time_s if plan else None for width, plan in optima.items()}
+    best = min(
+        (plan for plan in optima.values() if plan), key=lambda plan: plan.time_s, default=None
+    )
     if best is None:
         return TablePlan(None, None, None, (), per_width_s)
     stages = tuple(
@@ -227,10 +225,7 @@ def _arrays(table: LayerTable, layers: LayerGraph, order: Sequence[int]) -> Pack
     return PackedGraph(
         layer=np.array(columns, np.float64),
         edge_start=np.stack(
-            [
-                np.searchsorted(target[by_target], starts),
-                np.searchsorted(source[by_source], starts),
-            ]
+            [np.searchsorted(target[by_target], starts), np.searchsorted(source[by_source], starts)]
         ),
         edge_node=np.stack([source[by_target], target[by_source]]),
         edge_cost=np.stack([cost[by_target], cost[by_source]]),
@@ -352,9 +347,4 @@ def _neighbours(graph: PackedGraph, direction: int, v: int) -> int:
 
 def _bits(mask: int) -> list[int]:
     """Ranks in the mask, ascending."""
-    ranks = []
-    while mask:
-        lowest = mask & -mask
-        ranks.append(lowest.bit_length() - 1)
-        mask ^= lowest
-    return ranks
+    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]

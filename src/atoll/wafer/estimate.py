@@ -6,17 +6,21 @@ solver then finds the best block mapping of each stage.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.units import counted
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
+from atoll.questions.ask import ask
 from atoll.step.states import load_states
 from atoll.wafer.answer.result import WaferEstimate
 from atoll.wafer.encoding.mapping import WaferMapping, read_mapping, validate
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.job import options_of, tokens_of
+from atoll.wafer.job import completed, options_of, tokens_of
 from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.staging.planner import Planner
 
@@ -62,6 +66,11 @@ def job_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
             "more stages or a smaller microbatch."
         )
     return planned.mapping
+
+
+def estimate_wafer(job: WaferQuestion | str | Path | None = None, **fields: Any) -> WaferEstimate:
+    """Price the one mapping that a question names; `fields` override those of a job file."""
+    return estimate_job(completed(ask({"wafer": WaferQuestion}, job, fields)))
 
 
 def estimate_job(job: WaferQuestion) -> WaferEstimate:

@@ -27,7 +27,7 @@ import numpy as np
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.fabric.mesh_collectives import wires
-from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
+from atoll.fabric.routes import Boundary, boundaries, journeys
 from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import microbatches_in_flight, peak_activation_bytes, step_s
 from atoll.step.replay import PassTime
@@ -38,10 +38,9 @@ from atoll.wafer.costs.layer_cost import block_cost
 from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.costs.weight_placement import home_bytes, home_cost
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import BlockCost, HelperPath
-from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding.block_parts import BlockCost, HelperPath, WaferBlock
 from atoll.wafer.encoding.codes import legal, parts_of, stream_layout
-from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
+from atoll.wafer.encoding.mapping import WaferMapping
 
 
 @dataclass(frozen=True)
@@ -119,21 +118,15 @@ def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = (
     rectangles = [s.rectangle for s in mapping.stages]
     crossings = boundaries(wafer.mesh, rectangles, block.stream_bytes, dead_links)
     paths = helper_paths(wafer, rectangles, [s.helper for s in mapping.stages], dead_links)
-    stages = tuple(
-        _stage(stage, number, mapping, block, setting, crossings, paths[number])
-        for number, stage in enumerate(mapping.stages)
+    alone = tuple(
+        _stage(mapping, number, block, setting, crossings, path)
+        for number, path in enumerate(paths)
     )
-    stages = _with_guests(mapping, stages)
+    stages = _with_guests(mapping, alone)
     passes = [stage.passes for stage in stages]
     total_s = wafer.step_s + step_s(mapping.schedule, passes, mapping.microbatches)
-    return MappingCost(
-        mapping=mapping,
-        stages=stages,
-        step_s=total_s,
-        fixed_s=wafer.step_s,
-        samples_per_s=mapping.batch / total_s,
-        fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
-    )
+    fits = all(stage.total_bytes <= wafer.memory_bytes for stage in stages)
+    return MappingCost(mapping, stages, total_s, wafer.step_s, mapping.batch / total_s, fits)
 
 
 def setting_of(wafer: Wafer, mapping: WaferMapping) -> CostSetting:
@@ -148,14 +141,12 @@ def helper_paths(
     dead_links: Sequence[Link] = (),
 ) -> tuple[HelperPath | None, ...]:  # fmt: skip
     """Return each stage's bandwidth and latency to its helper, all sending at once."""
-    routes = journeys(wafer.mesh, rectangles, helpers, dead_links)
-    return tuple(_helper_path(wafer, journey) for journey in routes)
-
-
-def _helper_path(wafer: Wafer, journey: Journey | None) -> HelperPath | None:
-    if journey is None:
-        return None
-    return HelperPath(wafer.link_Bps / journey.sharing, journey.hops * wafer.link_latency_s)
+    return tuple(
+        None
+        if path is None
+        else HelperPath(wafer.link_Bps / path.sharing, path.hops * wafer.link_latency_s)
+        for path in journeys(wafer.mesh, rectangles, helpers, dead_links)
+    )
 
 
 def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
@@ -180,17 +171,15 @@ def in_flight(mapping: WaferMapping, stage: int) -> int:
 
 
 def _stage(
-    stage: StageMapping, number: int, mapping: WaferMapping, block: WaferBlock,
-    setting: CostSetting, crossings: Boundary, away: HelperPath | None,
+    mapping: WaferMapping, number: int, block: WaferBlock, setting: CostSetting,
+    crossings: Boundary, away: HelperPath | None,
 ) -> StageCost:  # fmt: skip
-    count = len(mapping.stages)
+    stage, count = mapping.stages[number], len(mapping.stages)
     layer = block_cost(block, stage.digits, setting, stage.block, away)
     cost = layer.cost
-    first, last = number == 0, number == count - 1
     external = "external" in stage.block.homes
-    ends = ends_cost(
-        block, stage.digits, setting, stage.block.stream, stage.head, first, last, external
-    )
+    where = number == 0, number == count - 1, external
+    ends = ends_cost(block, stage.digits, setting, stage.block.stream, stage.head, *where)
     transfer = 2.0 * crossings.into_s[number]
     weights, gradients, optimizer = (
         stage.layers * layers + end for layers, end in zip(layer.states, ends.states, strict=True)

@@ -8,7 +8,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.questions import WaferQuestion
 from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES
+from atoll.wafer.encoding.block_parts import SEARCHED_HOMES
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.staging.planner import WaferOptions
 

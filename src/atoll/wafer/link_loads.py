@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,20 +23,17 @@ from atoll.fabric.mesh_events import LinkMessage
 from atoll.fabric.routes import boundaries, journeys
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.costs.layer_cost import (
+    DigitCollective,
     TransitionCost,
+    collectives_between,
     edge_transfers,
     mapped_operators,
     mapping_tables,
-)
-from atoll.wafer.costs.tables import CostSetting, NodeTable
-from atoll.wafer.costs.transition_collectives import (
-    DigitCollective,
-    collectives_between,
     stored_layout,
 )
+from atoll.wafer.costs.tables import CostSetting, NodeTable
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import RECOMPUTE
-from atoll.wafer.encoding.block_parts import KINDS, WaferBlock
+from atoll.wafer.encoding.block_parts import KINDS, RECOMPUTE, WaferBlock
 from atoll.wafer.encoding.codes import parts_of, stream_layout
 from atoll.wafer.encoding.mapping import StageMapping
 from atoll.wafer.evaluate import MappingCost, head_tables, setting_of
@@ -58,9 +56,8 @@ def link_loads(
     helpers = [stage.helper for stage in mapping.stages]
     to_helpers = journeys(wafer.mesh, rectangles, helpers, dead_links)
     for stage, cost, journey in zip(mapping.stages, evaluation.stages, to_helpers, strict=True):
-        if journey is not None:
-            for link, share in journey.loads.items():
-                loads[link] += share * stage.layers * cost.block.away_bytes
+        for link, share in journey.loads.items() if journey else ():
+            loads[link] += share * stage.layers * cost.block.away_bytes
     last = len(mapping.stages) - 1
     stage_loads: dict[Any, _StageLoads] = {}
     for number, stage in enumerate(mapping.stages):
@@ -90,9 +87,7 @@ class _StageLoads:
         tables = mapping_tables(self._block, self._digits, self._setting, self._genes)
         norm = self._norm()
         total: Any = 2.0 * len(tables.nodes) * norm
-        for crossing in (
-            c for chain in edge_transfers(tables, self._genes, self._move) for c in chain
-        ):
+        for crossing in chain.from_iterable(edge_transfers(tables, self._genes, self._move)):
             total = total + sum(crossing.forward[:3]) + sum(crossing.backward[:3])
             total = total + sum(crossing.fetch[1:3])
             if crossing.fate == RECOMPUTE:
@@ -142,18 +137,14 @@ class _StageLoads:
         assert node.unit is not None
         forward, data, weight = entries
         states, rounds = self._setting.states, self._setting.microbatches
-        kind, layouts, parameters = (
-            KINDS[node.unit.kind],
-            node.weight_layouts[:, 0],
-            node.unit.parameters,
-        )
+        kind, parameters, layouts = KINDS[node.unit.kind], node.unit.parameters, node.weight_layouts
 
         def copies(entry: int, element_bytes: float) -> DigitCollective:
             member = [tag not in kind.weight for tag in node.codes[entry]]
             return member, element_bytes * float(node.parameters[entry])
 
         def moved(element_bytes: float, have: int, want: int) -> Any:
-            old, new = layouts[have], layouts[want]
+            old, new = layouts[have, 0], layouts[want, 0]
             size = element_bytes * parameters
             transition: Any = self._move(size, old, old, new, algorithm, algorithm)
             return transition.exchange_s + transition.gather_s

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from atoll.answers.wafer import DetailedStep
 from atoll.base.arrays import Ints
-from atoll.fabric.digits import Digits
-from atoll.fabric.mesh import Link, Mesh, both_directions
+from atoll.fabric.mesh import Link, both_directions
 from atoll.fabric.mesh_collectives import simulate_exchange, simulate_pass
 from atoll.fabric.mesh_events import LinkMessage, simulate
 from atoll.fabric.routes import flows, route
@@ -27,28 +27,25 @@ from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.layer_cost import (
+    NO_COST,
     EdgeTransfer,
     TransitionCost,
+    collectives_between,
     edge_transfers,
     mapping_tables,
+    stored_layout,
 )
-from atoll.wafer.costs.transition_collectives import collectives_between, stored_layout
-from atoll.wafer.encoding.block_mapping import OFFLOAD, RECOMPUTE
+from atoll.wafer.encoding.block_parts import OFFLOAD, RECOMPUTE
 from atoll.wafer.evaluate import MappingCost, setting_of
 
-_NOTHING = TransitionCost(0.0, 0.0, 0.0, 0.0)
 _PIECES = int(kernels.CHUNKS)
 _PACKETS = 16  # in which an offloaded tensor travels
 
 
 def streamed_s(gather_s: float, compute_s: float, scatter_s: float, pieces: int) -> float:
     """Return the time of gather, compute and scatter in pieces on one link and one core."""
-    link_free = core_free = 0.0
-    arrived = []
-    for _ in range(pieces):
-        link_free += gather_s / pieces
-        arrived.append(link_free)
-    end = 0.0
+    arrived = [*accumulate([gather_s / pieces] * pieces)]
+    link_free, core_free, end = arrived[-1], 0.0, 0.0
     for ready in arrived:
         core_free = max(core_free, ready) + compute_s / pieces
         link_free = max(link_free, core_free) + scatter_s / pieces
@@ -64,30 +61,34 @@ def _layer_s(wafer: Wafer, evaluation: MappingCost, number: int, offload_Bps: fl
 
     @cache
     def transition(
-        total: float, source: tuple[int, ...], target: tuple[int, ...], scatter: str, gather: str
+        total: float, have: tuple[int, ...], want: tuple[int, ...], scatter: str, gather: str
     ) -> TransitionCost:
-        return _transition(stage.digits, wafer.mesh, total, source, target, scatter, gather)
+        """Return the simulated seconds of scatter, exchange and gather."""
+        digits, mesh = stage.digits, wafer.mesh
+        passes = collectives_between(digits, total, have, want)
+        return TransitionCost(
+            sum(simulate_pass(digits, *collective, mesh, scatter) for collective in passes.scatter),
+            sum(simulate_exchange(digits, *collective, mesh) for collective in passes.exchange),
+            sum(simulate_pass(digits, *collective, mesh, gather) for collective in passes.gather),
+            passes.stored_bytes,
+        )
 
     def move(
-        total: float, source: Ints, via: Ints, target: Ints, scatter: str, gather: str
+        total: float, source: Ints, via: Ints, target: Ints, *algorithms: str
     ) -> TransitionCost:
-        return transition(
-            total, stored_layout(source, via), tuple(target.tolist()), scatter, gather
-        )
+        return transition(total, stored_layout(source, via), tuple(target.tolist()), *algorithms)
 
     layer_s = tables.stream_s(stage.block.stream) + stage_s["sharded_weights"]
     for chain in edge_transfers(tables, stage.block, move):
         start = chain[0].reader, chain[0].writer
-        previous = EdgeTransfer(*start, _NOTHING, _NOTHING, _NOTHING, None, 0.0)
+        previous = EdgeTransfer(*start, NO_COST, NO_COST, NO_COST, None, 0.0)
         for crossing in chain:
             forward, backward = crossing.forward, crossing.backward
             layer_s += forward.exchange_s + backward.exchange_s + crossing.fetch.exchange_s
             layer_s += _operator_s(previous, forward.scatter_s, backward.gather_s, offload_Bps)
             if crossing.fate == RECOMPUTE:
-                scatter_s, streams = forward.scatter_s, crossing.writer.streams
-                layer_s += forward.exchange_s + _pass_s(
-                    0.0, crossing.recompute_s, scatter_s, streams
-                )
+                scatter = forward.scatter_s, crossing.writer.streams
+                layer_s += forward.exchange_s + _pass_s(0.0, crossing.recompute_s, *scatter)
             previous = crossing
         layer_s += _operator_s(previous, 0.0, 0.0, offload_Bps)
     return layer_s
@@ -111,20 +112,6 @@ def _pass_s(gather_s: float, compute_s: float, scatter_s: float, streams: bool) 
     if not streams:
         return gather_s + compute_s + scatter_s
     return streamed_s(gather_s, compute_s, scatter_s, _PIECES)
-
-
-def _transition(
-    digits: Digits, mesh: Mesh, total_bytes: float, source: Sequence[int], target: Sequence[int],
-    scatter: str, gather: str,
-) -> TransitionCost:  # fmt: skip
-    """Return the simulated seconds of scatter, exchange and gather."""
-    passes = collectives_between(digits, total_bytes, source, target)
-    return TransitionCost(
-        sum(simulate_pass(digits, *collective, mesh, scatter) for collective in passes.scatter),
-        sum(simulate_exchange(digits, *collective, mesh) for collective in passes.exchange),
-        sum(simulate_pass(digits, *collective, mesh, gather) for collective in passes.gather),
-        passes.stored_bytes,
-    )
 
 
 def offload_rates_Bps(
@@ -174,14 +161,8 @@ def replay_mapping(
         fast_s = max(cost.block.time_s, cost.ports_s)
         change_s = stage.layers * (max(layer_s[key], cost.ports_s) - fast_s)
         scale = (plan.compute_s + change_s) / plan.compute_s
-        stages.append(
-            replace(
-                plan,
-                compute_s=plan.compute_s + change_s,
-                forward_s=None if plan.forward_s is None else plan.forward_s * scale,
-                weight_s=None if plan.weight_s is None else plan.weight_s * scale,
-            )
-        )
+        passes_s = {"forward_s": cost.forward_s * scale, "weight_s": cost.weight_s * scale}
+        stages.append(replace(plan, compute_s=plan.compute_s + change_s, **passes_s))
     replayed = replay_placement(replace(placement, stages=tuple(stages)))
     return DetailedStep(
         step_time_s=replayed.time_s,

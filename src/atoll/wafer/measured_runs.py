@@ -16,7 +16,6 @@ from pathlib import Path
 from atoll.answers.validation import RunsValidation
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.fabric.mesh import Rectangle
-from atoll.fabric.network import Network
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions.verbs import ValidateQuestion
@@ -84,7 +83,8 @@ def _on_torus(row: RunRow) -> Estimate:
         return Estimator(run).estimate(layout)
     devices, batch = row.integer("devices"), row.integer("global_batch")
     replicas = gcd(devices, batch)
-    layout_values = {
+    values = {
+        **row.values,
         "tp": "1",
         "pp": "1",
         "dp": str(replicas),
@@ -93,14 +93,13 @@ def _on_torus(row: RunRow) -> Estimate:
         "mlp_gated": str(int(not UNGATED.search(row.text("model")))),
         "method": "pretrain",
     }
-    estimates = []
     for recompute in ("none", "selective", "full"):
-        values = {**row.values, **layout_values, "recompute": recompute}
-        run, layout = _sliced(*run_from_row(replace(row, values=values)), row)
-        estimates.append(Estimator(run).estimate(layout))
-        if estimates[-1].fits:
+        changed = replace(row, values={**values, "recompute": recompute})
+        run, layout = _sliced(*run_from_row(changed), row)
+        estimate = Estimator(run).estimate(layout)
+        if estimate.fits:
             break
-    return estimates[-1]
+    return estimate
 
 
 def _sliced(run: Run, layout: Layout, row: RunRow) -> tuple[Run, Layout]:
@@ -109,12 +108,9 @@ def _sliced(run: Run, layout: Layout, row: RunRow) -> tuple[Run, Layout]:
     if written is None:
         return run, layout
     axes = tuple(int(length) for length in written[0].split("x"))
-    return replace(run, network=_shaped(run.network, axes)), layout
-
-
-def _shaped(network: Network, axes: tuple[int, ...]) -> Network:
-    inner, *outer = network.levels
-    return replace(network, levels=(replace(inner, shapes=(axes,), devices=prod(axes)), *outer))
+    inner, *outer = run.network.levels
+    levels = replace(inner, shapes=(axes,), devices=prod(axes)), *outer
+    return replace(run, network=replace(run.network, levels=levels)), layout
 
 
 # -- wafers ----------------------------------------------------------------------------------------

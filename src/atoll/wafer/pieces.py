@@ -8,17 +8,15 @@ returns the search's objects. Mappings are evaluated again, which is quick.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import astuple, fields
 from typing import Any
-
-from pydantic import JsonValue
 
 from atoll.answers.wafer import ResourceWorth
 from atoll.base.stopping import StopCheck
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.answer.explain import CHANGES, worth
-from atoll.wafer.baselines.baselines import WaferBaseline, run_baseline
+from atoll.wafer.baselines import WaferBaseline, run_baseline
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
@@ -45,7 +43,7 @@ class WaferPieces:
             "fastest": self.planner.fastest_s,
             "plan": self._plan,
             "whole": self._single_group,
-            "size": lambda *size: self._bounds.sharper(*size).to_dict(),
+            "size": self._bounds.sharper,
             "around": self._around,
             "baseline": self._baseline,
             "worth": self._worth,
@@ -55,7 +53,7 @@ class WaferPieces:
         self.prefetch: Callable[[Iterable[Call]], None] = lambda calls: None
 
     def make(self, kind: str, *args: Any) -> Any:
-        return self.kinds[kind](*args)
+        return plain_data(self.kinds[kind](*args))
 
     def _evaluated(self, mapping: Any, dead_links: Sequence[Link] = ()) -> MappingCost | None:
         return None if mapping is None else evaluate(self.wafer, from_dict(mapping), dead_links)
@@ -63,23 +61,20 @@ class WaferPieces:
     def _plan(
         self, rectangles: Sequence[Call], microbatch: int, limit_s: float,
         dead_links: Sequence[Link] = (),
-    ) -> Any:  # fmt: skip
-        stages, solver = [Rectangle(*r) for r in rectangles], self.planner.without_solutions()
-        best = solver.best(stages, microbatch, limit_s, dead_links)
-        return mapping_record(best)
+    ) -> MappingCost | None:  # fmt: skip
+        stages = [Rectangle(*r) for r in rectangles]
+        return self.planner.without_solutions().best(stages, microbatch, limit_s, dead_links)
 
-    def _around(self, dead: Call, microbatches: Sequence[int]) -> Any:
-        return mapping_record(map_around(self._rough, Faults(*dead), microbatches))
+    def _around(self, dead: Call, microbatches: Sequence[int]) -> MappingCost | None:
+        return map_around(self._rough, Faults(*dead), microbatches)
 
-    def _single_group(self, microbatch: int, limit_s: float) -> Any:
+    def _single_group(self, microbatch: int, limit_s: float) -> MappingCost | None:
         """Solve all dies as one group, over all codes that may be fast enough."""
         layers = make_block(self.planner.model, microbatch, self.planner.sequence).layers
         enough_s = limit_s / self.planner.rounds(microbatch) / layers
         fast = self._bounds.fast_splits(microbatch, self.wafer.dies, enough_s)
         wafer_rectangle = [Rectangle(0, 0, self.wafer.columns, self.wafer.rows)]
-        return mapping_record(
-            self.planner.with_splits(fast).best(wafer_rectangle, microbatch, limit_s)
-        )
+        return self.planner.with_splits(fast).best(wafer_rectangle, microbatch, limit_s)
 
     def single_group(self, microbatch: int, limit_s: float) -> MappingCost | None:
         """Return the best mapping of all dies as one group below the limit, over all codes."""
@@ -107,9 +102,9 @@ class WaferPieces:
         mapping = self.ask("around", (faults.dies, faults.links), tuple(microbatches))
         return self._evaluated(mapping, faults.all_links(self.wafer))
 
-    def _baseline(self, name: str) -> Any:
+    def _baseline(self, name: str) -> WaferBaseline | None:
         optimizer, stop = self.options.states.name, self.planner.stop
-        return _baseline_record(run_baseline(name, *self._problem, optimizer, stop))
+        return run_baseline(name, *self._problem, optimizer, stop)
 
     def baseline(self, name: str) -> WaferBaseline | None:
         """Return the best mapping of a published method."""
@@ -118,34 +113,32 @@ class WaferPieces:
     def _from_record(self, record: Any) -> WaferBaseline | None:
         if record is None:
             return None
-        evaluations = {
-            "evaluation": self._evaluated(record["evaluation"]),
-            "fixed": self._from_record(record["fixed"]),
-        }
-        return WaferBaseline(**record | evaluations)
+        evaluation = self._evaluated(record["evaluation"])
+        fixed = self._from_record(record["fixed"])
+        return WaferBaseline(**record | {"evaluation": evaluation, "fixed": fixed})
 
-    def _worth(self, resource: str, mapping: Any, dead_links: Sequence[Link]) -> Any:
+    def _worth(
+        self, resource: str, mapping: Any, dead_links: Sequence[Link]
+    ) -> ResourceWorth | None:
         start = evaluate(self.wafer, from_dict(mapping), dead_links)
-        resource_worth = worth(resource, self.wafer, start, self._rough.options, dead_links)
-        return None if resource_worth is None else asdict(resource_worth)
+        return worth(resource, self.wafer, start, self._rough.options, dead_links)
 
     def explained(self, best: MappingCost, dead_links: Sequence[Link]) -> tuple[ResourceWorth, ...]:
         """Return the gain of a little more of each resource."""
-        calls = [("worth", name, mapping_record(best), tuple(dead_links)) for name in CHANGES]
+        calls = [("worth", name, plain_data(best), tuple(dead_links)) for name in CHANGES]
         self.prefetch(calls)
         return tuple(ResourceWorth(**row) for call in calls if (row := self.ask(*call)) is not None)
 
 
-def _baseline_record(baseline: WaferBaseline | None) -> Any:
-    if baseline is None:
-        return None
-    evaluation, fixed = mapping_record(baseline.evaluation), _baseline_record(baseline.fixed)
-    return vars(baseline) | {"evaluation": evaluation, "fixed": fixed}
-
-
-def mapping_record(cost: MappingCost | None) -> JsonValue:
-    """Return the mapping as plain data."""
-    return None if cost is None else cost.mapping.to_dict()
+def plain_data(value: Any) -> Any:
+    """Return the result of a piece as plain data; of an evaluated mapping, the mapping."""
+    if isinstance(value, MappingCost):
+        return value.mapping.to_dict()
+    if isinstance(value, SizeBound):
+        return value.to_dict()
+    if isinstance(value, WaferBaseline | ResourceWorth):
+        return {field.name: plain_data(getattr(value, field.name)) for field in fields(value)}
+    return value
 
 
 def plan_call(rectangles: Sequence[Rectangle], microbatch: int, limit_s: float) -> Call:

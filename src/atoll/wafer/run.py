@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from atoll.answers.wafer import FaultsAnswer, ResourceWorth, WaferDesign, WaferFront
@@ -18,14 +19,15 @@ from atoll.executors import PieceRunner
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
+from atoll.questions.ask import ask
 from atoll.step.certificate import Certificate
 from atoll.store import Identity, fingerprint
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
-from atoll.wafer.baselines.baselines import NAMES, WaferBaseline
+from atoll.wafer.baselines import NAMES, WaferBaseline
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.estimate import estimate_mapping, job_mapping
 from atoll.wafer.evaluate import MappingCost
-from atoll.wafer.job import options_of, tokens_of
+from atoll.wafer.job import completed, options_of, tokens_of
 from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch
 from atoll.wafer.staging.faults import Faults, degraded, unharmed
@@ -34,6 +36,14 @@ from atoll.wafer.wafer_space import SolvedWafer, WaferExploration, explore_wafer
 from atoll.workload import load_model
 
 TOLERANCE = 0.01
+
+
+def search_wafer(
+    job: WaferQuestion | str | Path | None = None, *, stop: Stop | None = None,
+    progress: Progress | None = None, **fields: Any,
+) -> WaferResult:  # fmt: skip
+    """Search the best mapping for a question or a job file, whose fields `fields` override."""
+    return run_wafer_search(completed(ask({"wafer": WaferQuestion}, job, fields)), progress, stop)
 
 
 def run_wafer_search(
@@ -61,13 +71,7 @@ class WaferProblem:
     job: WaferQuestion
     wafers: tuple[Wafer, ...]
     stop: Stop
-    _searches: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
-
-    def search(self, number: int, quick: bool) -> WaferSearch:
-        """Return the cached search of a wafer, with less effort if `quick`."""
-        if (number, quick) not in self._searches:
-            self._searches[number, quick] = make_search(self, number, quick)
-        return self._searches[number, quick]
+    searches: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
 
     def identity(self) -> Identity:
         job = self.job
@@ -91,8 +95,10 @@ class WaferProblem:
 
 
 def make_piece(problem: WaferProblem, number: int, quick: bool, *call: Any) -> Any:
-    """Compute a piece of the search on one wafer of a job."""
-    return problem.search(number, quick).pieces.make(*call)
+    """Compute a piece of the search on one wafer of a job, with less effort if `quick`."""
+    if (number, quick) not in problem.searches:
+        problem.searches[number, quick] = make_search(problem, number, quick)
+    return problem.searches[number, quick].pieces.make(*call)
 
 
 def make_search(
@@ -148,7 +154,8 @@ class _WaferRun:
             wafer=wafer,
             best=best,
             certificate=Certificate(
-                score=_healthy(job, outcome.best, best),
+                # The bound is that of a wafer without faults.
+                score=(outcome.best if job.dead_dies or job.dead_links else best).samples_per_s,
                 bound=explored.bound_samples_per_s,
                 tolerance=TOLERANCE,
                 items=len(wafers),
@@ -203,9 +210,9 @@ class _WaferRun:
         return explore_wafers(searches, job.pareto, thorough, self.progress, prefetch)
 
     def _baselines(self, search: WaferSearch) -> dict[str, WaferBaseline | None]:
-        if not self.problem.job.baselines:
-            return {}
         baselines: dict[str, WaferBaseline | None] = {}
+        if not self.problem.job.baselines:
+            return baselines
         with self._timed("baselines"):
             search.pieces.prefetch([("baseline", name) for name in NAMES])
             for name in NAMES:
@@ -223,8 +230,7 @@ class _WaferRun:
         def around(faults: Faults) -> MappingCost | None:
             unchanged = unharmed(search.wafer, healthy, faults)
             mapped = search.pieces.around(faults, search.microbatches)
-            costs = [cost for cost in (unchanged, mapped) if cost is not None]
-            return min(costs, key=lambda cost: cost.step_s, default=None)
+            return min(filter(None, (unchanged, mapped)), key=lambda c: c.step_s, default=None)
 
         if job.dead_dies or job.dead_links:
             faults = Faults(job.dead_dies, job.dead_links)
@@ -260,19 +266,12 @@ def _subject(job: WaferQuestion, wafers: int) -> str:
     return f"all mappings{microbatch_text}{left_out} on {wafers_text}"
 
 
-def _healthy(job: WaferQuestion, healthy: MappingCost, best: MappingCost) -> float:
-    """Return the throughput to compare with the bound: that of a wafer without faults."""
-    return healthy.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
-
-
 def _accept(job: WaferQuestion) -> Callable[[PipelineShape], bool]:
-    def accept(candidate: PipelineShape) -> bool:
-        shape = candidate.width, candidate.height
-        return (not job.stage_shapes or shape in job.stage_shapes) and (
-            not job.stage_counts or candidate.stages in job.stage_counts
-        )
-
-    return accept
+    shapes, counts = job.stage_shapes, job.stage_counts
+    return lambda shape: (
+        (not shapes or (shape.width, shape.height) in shapes)
+        and (not counts or shape.stages in counts)
+    )
 
 
 def _seeds(
@@ -308,9 +307,7 @@ def design_row(wafer: Wafer, cost: MappingCost) -> WaferDesign:
 
 
 def _front(explored: WaferExploration) -> dict[str, WaferFront]:
-    pareto = pareto_rows(explored)
-    solved = (pair for pair in explored.solved if any(pair.wafer is member for member in pareto))
-    rows = (design_row(wafer, outcome.best) for wafer, outcome in solved)
+    rows = (design_row(wafer, outcome.best) for wafer, outcome in pareto_rows(explored))
     return {"throughput_power_cost": WaferFront(proven_within=None, designs=tuple(rows))}
 
 

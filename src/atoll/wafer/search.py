@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from atoll.base.errors import InfeasibleError
@@ -31,7 +32,7 @@ from atoll.wafer.bounds.step_bounds import LowestBound, StepBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import MappingCost, evaluate
-from atoll.wafer.pieces import WaferPieces, mapping_record, plan_call
+from atoll.wafer.pieces import WaferPieces, plain_data, plan_call
 from atoll.wafer.staging.faults import Faults
 from atoll.wafer.staging.planner import INFINITY, MANY_CODES, MICROBATCHES, WaferOptions
 from atoll.wafer.staging.tiling import pack
@@ -44,6 +45,7 @@ LEAST_GAIN = 1e-3  # share of a step: candidates whose bounds promise less are n
 SMALL = 8  # dies of a small stage
 LARGE = 128  # dies: on larger wafers a mapping of small stages is solved first
 UPCOMING = 3  # candidates prefetched for other cores
+_STEP_S = attrgetter("step_s")
 
 
 @dataclass(frozen=True, order=True)
@@ -86,8 +88,8 @@ class WaferSearch:
     ) -> None:  # fmt: skip
         self.accept = accept
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
-        arguments = wafer, model, batch, sequence
-        self.pieces = WaferPieces(*arguments, options or WaferOptions(), most_codes, stop)
+        problem = wafer, model, batch, sequence, options or WaferOptions()
+        self.pieces = WaferPieces(*problem, most_codes, stop)
         self.pieces.kinds["search"] = self._search_piece
         self.planner = self.pieces.planner
         self.quick = most_codes <= QUICK_CODES or self.planner.options.volume_only
@@ -130,9 +132,7 @@ class WaferSearch:
         return min(self.planner.rounds(b) * self.bounds.work_s(b) for b in self.microbatches)
 
     def run(self, seeds: Sequence[MappingCost] = ()) -> SearchOutcome:
-        """Search from `seeds`, mappings of the same space such as baselines; their microbatches are
-        searched too, so that the bound covers them.
-        """
+        """Search from `seeds` such as baselines, whose microbatches the bound then covers too."""
         seeded = {seed.mapping.microbatch for seed in seeds if seed.fits}
         self.microbatches = (*self.microbatches, *sorted(seeded - {*self.microbatches}))
         self.bounds.microbatches = self.microbatches
@@ -145,12 +145,17 @@ class WaferSearch:
                 raise
             stopped = True
             bound_s = min(self._limit_s(0.0), self._overall_s or self.ideal_step_s())
-        best, *slower = sorted(self._pool, key=_step_s)
+        best, *slower = sorted(self._pool, key=_STEP_S)
         return SearchOutcome(best, bound_s, self._solved, tuple(slower[:3]), stopped)
+
+    def _solve(self, shape: PipelineShape, limit_s: float) -> None:
+        """Add the best mapping below the limit to the pool, if there is one."""
+        cost = self.pieces.plan(self._rectangles(shape), shape.microbatch, limit_s)
+        self._pool += [] if cost is None else [cost]
 
     @property
     def _best(self) -> MappingCost | None:
-        return min(self._pool, key=_step_s, default=None)
+        return min(self._pool, key=_STEP_S, default=None)
 
     def _limit_s(self, gain: float = LEAST_GAIN) -> float:
         """Return the step of the best mapping less this share of it."""
@@ -198,8 +203,7 @@ class WaferSearch:
             shapes = [c for c in queue if most // 2 < c.width * c.height <= most]
             if shapes and not self._pool:
                 best = min(shapes, key=lambda c: (c.bound_s, abs(c.width - c.height)))
-                cost = self.pieces.plan(self._rectangles(best), best.microbatch, INFINITY)
-                self._pool += [] if cost is None else [cost]
+                self._solve(best, INFINITY)
 
     def _solve_next(self, queue: list[PipelineShape], later: Sequence[list[PipelineShape]]) -> bool:
         """Solve the candidate of the queue (a heap) with the best fully sharpened bound; return
@@ -218,8 +222,7 @@ class WaferSearch:
                 plan_call(self._rectangles(shape), shape.microbatch, limit)
                 for shape in chain([candidate], upcoming)
             )
-        cost = self.pieces.plan(self._rectangles(candidate), candidate.microbatch, limit)
-        self._pool += [] if cost is None else [cost]
+        self._solve(candidate, limit)
         self._report("mappings", len(queue))
         return True
 
@@ -240,9 +243,7 @@ class WaferSearch:
                 heapq.heappush(queue, candidate)
 
     def _pop_best(self, queue: list[PipelineShape], limit: float) -> PipelineShape | None:
-        """Pop the candidate of the queue (a heap) with the best bound, fully sharpened; None if
-        none is below the limit.
-        """
+        """Pop the candidate of the heap with the best bound, fully sharpened, below the limit."""
         while queue and queue[0].bound_s < limit:
             check_stop(self.planner.stop)
             candidate = heapq.heappop(queue)
@@ -314,8 +315,10 @@ class WaferSearch:
 
     def _unequal_layouts(self, sizes: Sequence[int]) -> list[tuple[Rectangle, ...]]:
         """Return rectangles of unequal stages that fit the grid, also ordered by size."""
-        orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)) if len(set(sizes)) > 1 else ())
-        packed = (pack(self.wafer.rows, self.wafer.columns, order) for order in orders)
+        rising = tuple(sorted(sizes))
+        orders = (tuple(sizes), rising[::-1], rising) if len(set(sizes)) > 1 else ()
+        grid = self.wafer.rows, self.wafer.columns
+        packed = (pack(*grid, order) for order in dict.fromkeys(orders))
         return [rectangles for rectangles in packed if rectangles is not None]
 
     def _fastest_attempt(
@@ -369,7 +372,7 @@ class WaferSearch:
             outcome = self.run()
         except InfeasibleError as error:
             return str(error)
-        mappings = [mapping_record(cost) for cost in (outcome.best, *outcome.runners_up)]
+        mappings = [plain_data(cost) for cost in (outcome.best, *outcome.runners_up)]
         return {"mappings": mappings, "bound_s": outcome.bound_s, "solved": outcome.solved}
 
     def run_as_piece(self) -> SearchOutcome:
@@ -385,13 +388,3 @@ class WaferSearch:
         rectangles = snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
         assert rectangles is not None  # a candidate has no more stages than fit
         return rectangles
-
-
-def _step_s(cost: MappingCost) -> float:
-    return cost.step_s
-
-
-def _by_size(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the sizes in falling and in rising order."""
-    rising = tuple(sorted(sizes))
-    return rising[::-1], rising

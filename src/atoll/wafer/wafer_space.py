@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import le
 from typing import NamedTuple
 
 from atoll.base.errors import AtollError, InfeasibleError
@@ -113,18 +114,15 @@ def _fastest_first(pair: SolvedWafer) -> tuple[float, float]:
 
 
 def _ruled_out(wafer: Wafer, bound: float, solved: Sequence[SolvedWafer], front: bool) -> bool:
-    for rival, outcome in solved:
-        if outcome.best.samples_per_s < bound:
-            continue
-        cheaper = (
-            rival.peak_power_W <= wafer.peak_power_W and rival.cost_dollars <= wafer.cost_dollars
-        )
-        if not front or cheaper:
-            return True
-    return False
+    fast = [rival for rival, outcome in solved if outcome.best.samples_per_s >= bound]
+    return any(
+        not front
+        or (rival.peak_power_W <= wafer.peak_power_W and rival.cost_dollars <= wafer.cost_dollars)
+        for rival in fast
+    )
 
 
-def pareto_rows(explored: WaferExploration) -> list[Wafer]:
+def pareto_rows(explored: WaferExploration) -> list[SolvedWafer]:
     """Return the wafers on the Pareto front of throughput, peak power and cost."""
     figures = [
         (-outcome.best.samples_per_s, wafer.peak_power_W, wafer.cost_dollars)
@@ -133,10 +131,7 @@ def pareto_rows(explored: WaferExploration) -> list[Wafer]:
 
     def beaten(candidate: tuple[float, ...]) -> bool:
         """Whether a rival is no worse in any figure and better in one."""
-        return any(
-            rival != candidate and all(a <= b for a, b in zip(rival, candidate, strict=True))
-            for rival in figures
-        )
+        return any(rival != candidate and all(map(le, rival, candidate)) for rival in figures)
 
     pairs = zip(explored.solved, figures, strict=True)
-    return [solved.wafer for solved, candidate in pairs if not beaten(candidate)]
+    return [solved for solved, candidate in pairs if not beaten(candidate)]

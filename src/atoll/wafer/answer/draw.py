@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple
 
+from atoll.answers.answer import build_from
 from atoll.answers.wafer import DieView, LinkLoad, WaferPicture, WaferStage
-from atoll.fabric.mesh import Die, Link
+from atoll.fabric.mesh import Die, Link, Rectangle
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.encoding.block_mapping import OFFLOAD
+from atoll.wafer.encoding.block_parts import OFFLOAD
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.link_loads import link_loads
 from atoll.wafer.staging.faults import Faults
@@ -17,10 +18,7 @@ _LABELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def wafer_picture(
-    wafer: Wafer,
-    evaluation: MappingCost,
-    dead: Sequence[Die] = (),
-    dead_links: Sequence[Link] = (),
+    wafer: Wafer, evaluation: MappingCost, dead: Sequence[Die] = (), dead_links: Sequence[Link] = ()
 ) -> WaferPicture:
     """Return the data of a picture: dies with stage and memory, links with load."""
     stages = list(zip(evaluation.mapping.stages, evaluation.stages, strict=True))
@@ -30,26 +28,23 @@ def wafer_picture(
     most_s = max(cost.load_s for cost in evaluation.stages)
     broken = Faults(tuple(dead), tuple(dead_links)).all_links(wafer)
     dies = []
-    for y in range(wafer.rows):
-        for x in range(wafer.columns):
-            stage = stage_by_die.get((x, y))
-            cost = None if stage is None else evaluation.stages[stage]
-            dies.append(
-                DieView(
-                    x=x,
-                    y=y,
-                    stage=stage,
-                    dead=(x, y) in dead,
-                    memory_bytes=dict(cost.memory_bytes) if cost else {},
-                    memory_total_bytes=cost.total_bytes if cost else 0.0,
-                    busy=cost.load_s / most_s if cost else 0.0,
-                )
-            )
-    return WaferPicture(
-        rows=wafer.rows,
-        columns=wafer.columns,
+    for x, y in Rectangle(0, 0, wafer.columns, wafer.rows).dies():
+        stage = stage_by_die.get((x, y))
+        cost = None if stage is None else evaluation.stages[stage]
+        view = DieView(
+            x=x,
+            y=y,
+            stage=stage,
+            dead=(x, y) in dead,
+            memory_bytes=dict(cost.memory_bytes) if cost else {},
+            memory_total_bytes=cost.total_bytes if cost else 0.0,
+            busy=cost.load_s / most_s if cost else 0.0,
+        )
+        dies.append(view)
+    return build_from(
+        WaferPicture,
+        wafer,
         memory_bytes_per_die=wafer.memory_bytes,
-        link_Bps=wafer.link_Bps,
         dies=tuple(dies),
         stages=tuple(
             WaferStage(
@@ -84,16 +79,12 @@ def text_map(picture: WaferPicture) -> str:
     rows = []
     for y in range(picture.rows):
         cells = []
-        for die in picture.dies:
-            if die.y != y:
-                continue
-            if die.dead:
-                cells.append("  #   ")
-            elif die.stage is None:
-                cells.append("  .   ")
-            else:
+        for die in (die for die in picture.dies if die.y == y):
+            cell = "  #   " if die.dead else "  .   "
+            if die.stage is not None and not die.dead:
                 used = die.memory_total_bytes / picture.memory_bytes_per_die
-                cells.append(f"{_label(die.stage)}:{used:<4.0%}")
+                cell = f"{_label(die.stage)}:{used:<4.0%}"
+            cells.append(cell)
         rows.append(" ".join(cells).rstrip())
     for stage in picture.stages:
         if stage.offloaded and stage.offload_target is not None:

@@ -161,13 +161,14 @@ def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExpl
     fullest = max(picture.dies, key=lambda die: die.memory_total_bytes)
     # The runners-up are those of the wafer without faults.
     faulty = picture.dead_dies or picture.dead_links
-    worth, note = result.explanation, ""
+    gains, note = result.explanation, ""
     frozen: tuple[Ablation, ...] = ()
-    if not worth or ablate:
+    if not gains or ablate:
         try:
-            repriced = _repriced(result)
-            worth = worth or _worth(*repriced)
-            frozen = ablations(*repriced) if ablate else ()
+            wafer, evaluation, options, broken = _repriced(result)
+            rows = (worth(name, wafer, evaluation, rough(options), broken) for name in CHANGES)
+            gains = gains or tuple(row for row in rows if row is not None)
+            frozen = ablations(wafer, evaluation, options, broken) if ablate else ()
         except AtollError as error:
             note = f"What more of a resource would be worth cannot be said: {error}"
     return build_from(
@@ -180,7 +181,7 @@ def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExpl
         slowest_stage=build_from(SlowestStage, max(picture.stages, key=lambda stage: stage.load_s)),
         memory_bytes=fullest.memory_bytes,
         memory_bytes_per_die=picture.memory_bytes_per_die,
-        explanation=worth,
+        explanation=gains,
         ablations=frozen,
         note=note,
         runners_up=tuple(
@@ -210,11 +211,3 @@ def _repriced(result: WaferAnswer) -> tuple[Wafer, MappingCost, WaferOptions, tu
             "the wafer's file, the model or atoll has changed; run the search again."
         )
     return wafer, evaluation, options_of(job, wafer), broken
-
-
-def _worth(
-    wafer: Wafer, evaluation: MappingCost, options: WaferOptions, broken: tuple[Link, ...]
-) -> tuple[ResourceWorth, ...]:
-    """Return the rows that `explain` in the job would have computed."""
-    rows = (worth(name, wafer, evaluation, rough(options), broken) for name in CHANGES)
-    return tuple(row for row in rows if row is not None)

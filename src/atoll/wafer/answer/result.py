@@ -33,10 +33,9 @@ from atoll.placement.replay import replay_difference
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.wafer.answer.draw import text_map, wafer_picture
-from atoll.wafer.baselines.baselines import WaferBaseline
-from atoll.wafer.encoding.block_mapping import RECOMPUTE
-from atoll.wafer.encoding.codes import parts_of
-from atoll.wafer.encoding.space_size import log10_mappings
+from atoll.wafer.baselines import WaferBaseline
+from atoll.wafer.encoding.block_parts import RECOMPUTE
+from atoll.wafer.encoding.codes import log10_mappings, parts_of
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of
 from atoll.workload import load_model
@@ -55,14 +54,12 @@ MAPPING = "mapping.json"
 def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
     """Return the average power over a step: static + dynamic x busy share of the dies."""
     static = wafer.power_parts_W["static"]
-    dynamic_peak = wafer.peak_power_W - static
-    microbatches = evaluation.mapping.microbatches
-    busy = 0.0
+    microbatches, busy = evaluation.mapping.microbatches, 0.0
     for stage, cost in zip(evaluation.mapping.stages, evaluation.stages, strict=True):
         layer_s = cost.parts_s["compute"] + cost.parts_s["recompute"]
         work_s = stage.layers * layer_s + cost.ends.time_s
         busy += stage.rectangle.size * microbatches * work_s / evaluation.step_s
-    return static + dynamic_peak * busy / wafer.dies
+    return static + (wafer.peak_power_W - static) * busy / wafer.dies
 
 
 def placement_of(evaluation: MappingCost) -> PlacementAnswer:
@@ -74,32 +71,28 @@ def placement_of(evaluation: MappingCost) -> PlacementAnswer:
     for stage, cost in zip(mapping.stages, evaluation.stages, strict=True):
         dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == RECOMPUTE]
         recompute_s = cost.parts_s["recompute"] * stage.layers
-        stages.append(
-            PlacedStageAnswer(
-                layers=(f"block x{stage.layers}",),
-                devices=stage.rectangle.size // data or 1,
-                compute_s=cost.load_s - recompute_s - cost.transfer_s,
-                recompute_s=recompute_s,
-                transfer_s=cost.transfer_s,
-                receive_s=cost.transfer_s / 2.0,
-                recompute=", ".join(dropped) if dropped else "none",
-                memory_bytes=dict(cost.memory_bytes),
-                forward_s=cost.forward_s,
-                weight_s=cost.weight_s,
-                chunks=(),
-            )
+        placed = build_from(
+            PlacedStageAnswer,
+            cost,
+            layers=(f"block x{stage.layers}",),
+            devices=stage.rectangle.size // data or 1,
+            compute_s=cost.load_s - recompute_s - cost.transfer_s,
+            recompute_s=recompute_s,
+            receive_s=cost.transfer_s / 2.0,
+            recompute=", ".join(dropped) or "none",
+            memory_bytes=dict(cost.memory_bytes),
+            chunks=(),
         )
-    shape = max(s.rectangle.size for s in mapping.stages)
-    return PlacementAnswer(
+        stages.append(placed)
+    return build_from(
+        PlacementAnswer,
+        mapping,
         pipeline=len(stages),
-        tensor=shape // data or 1,
+        tensor=max(stage.rectangle.size for stage in mapping.stages) // data or 1,
         data=data,
-        microbatch=mapping.microbatch,
-        microbatches=mapping.microbatches,
         step_time_s=evaluation.step_s,
         stages=tuple(stages),
         time_parts_s=time_parts_s(evaluation),
-        schedule=mapping.schedule,
         zero=0,
         cp=1,
         ep=1,
@@ -153,11 +146,9 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
     @cached_property
     def mfu(self) -> float:
         """Model FLOPs over what all dies together could do."""
-        mapping = self.evaluation.mapping
-        model = mapping.model
-        flops = model_flops(
-            load_model(model) if isinstance(model, str) else model, mapping.sequence
-        )
+        mapping, model = self.evaluation.mapping, self.evaluation.mapping.model
+        config = load_model(model) if isinstance(model, str) else model
+        flops = model_flops(config, mapping.sequence)
         return flops * self.evaluation.samples_per_s / self.wafer.peak_flops
 
     @property
@@ -401,14 +392,10 @@ class WaferResult(ExplainedResult[WaferAnswer, WaferExplanation]):
 
 
 def _runner_up(evaluation: MappingCost) -> OtherMapping:
-    mapping = evaluation.mapping
-    shape = mapping.stages[0].rectangle
-    return OtherMapping(
-        samples_per_s=evaluation.samples_per_s,
-        microbatch=mapping.microbatch,
-        stages=len(mapping.stages),
-        rectangle=(shape.width, shape.height),
-    )
+    stages = evaluation.mapping.stages
+    rectangle = stages[0].rectangle.width, stages[0].rectangle.height
+    sources = evaluation, evaluation.mapping
+    return build_from(OtherMapping, *sources, stages=len(stages), rectangle=rectangle)
 
 
 def baseline_words(baseline: WaferBaseline | None, ours: float) -> str:
@@ -426,7 +413,4 @@ def baseline_words(baseline: WaferBaseline | None, ours: float) -> str:
 
 def wafer_files(result: WaferResult) -> dict[str, str]:
     """Return the folder's contents by file name."""
-    return {
-        RESULT: result.answer.to_json(indent=1),
-        MAPPING: result.best.mapping.to_json() + "\n",
-    }
+    return {RESULT: result.answer.to_json(indent=1), MAPPING: result.best.mapping.to_json() + "\n"}

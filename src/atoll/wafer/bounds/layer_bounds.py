@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class LayerBounds:
         self.wafer: Wafer = planner.wafer
         self.pricer = die_pricer(self.wafer.chip)
         # Products of streamed operators run in pieces; each operator may stream or not.
-        self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
+        self.modes = (True, False) if self.options.streaming else (False,)
         self._size_bounds: dict[tuple[int, int], SizeBound] = {}
         # Per object: a cache of the class would never release the tables of a search.
         self._split_bounds = cache(self._compute_split_bounds)
@@ -111,24 +112,16 @@ class LayerBounds:
         """Number of sharpened sizes: fills computed before the last one are out of date."""
 
     @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes in dies of all rectangles on the wafer."""
-        shapes = self.shapes_by_dies()
-        return tuple(sorted(shapes))
-
     def shapes_by_dies(self) -> dict[int, list[tuple[int, int]]]:
+        """Shapes of all rectangles on the wafer by their dies, in rising order."""
         shapes: dict[int, list[tuple[int, int]]] = {}
-        for width in range(1, self.wafer.columns + 1):
-            for height in range(1, self.wafer.rows + 1):
-                shapes.setdefault(width * height, []).append((width, height))
-        return shapes
+        widths, heights = range(1, self.wafer.columns + 1), range(1, self.wafer.rows + 1)
+        for width, height in product(widths, heights):
+            shapes.setdefault(width * height, []).append((width, height))
+        return dict(sorted(shapes.items()))
 
     def block(self, microbatch: int) -> WaferBlock:
         return make_block(self.planner.model, microbatch, self.planner.sequence)
-
-    @property
-    def external(self) -> bool:
-        return "external" in self.options.homes
 
     # -- one size ------------------------------------------------------------------------------
 
@@ -168,7 +161,7 @@ class LayerBounds:
 
     def _needs_all_codes(self, bound: SizeBound, enough_s: float) -> bool:
         """Return whether a bound over all codes may be higher, and they are not too many."""
-        shape = self.shapes_by_dies()[bound.dies][0]
+        shape = self.shapes_by_dies[bound.dies][0]
         planner = self.planner
         few = planner.codes(*shape, bound.microbatch) <= MAX_CODES
         return few and bound.layer_s < enough_s and not planner.complete(*shape, bound.microbatch)
@@ -189,12 +182,9 @@ class LayerBounds:
             self._split_bounds(microbatch, dies).decoupled
         ]
         exact = level in (EXACT, MEMORY)
-        if exact and self.planner.complete(*self.shapes_by_dies()[dies][0], microbatch):
-            solvers = [
-                solver
-                for shape in self.shapes_by_dies()[dies]
-                for _, solver in self.planner.exacts(*shape, microbatch)
-            ]
+        if exact and self.planner.complete(*self.shapes_by_dies[dies][0], microbatch):
+            shapes = self.shapes_by_dies[dies]
+            solvers = [s for shape in shapes for s in self.planner.exacts(*shape, microbatch)]
         fastest = min(solvers, key=lambda solver: solver.bound_s)
         layer_s = max(plain.layer_s, fastest.bound_s)
         but_weight_s = max(plain.but_weight_s, min(solver.but_weight_s for solver in solvers))
@@ -211,7 +201,7 @@ class LayerBounds:
                 pooled[depth, j] = max(pooled[depth, j], local.least(j, in_flight))
                 value = offloading.least(j, in_flight) if self.options.offload else pooled[depth, j]
                 curves[depth, j] = max(curves[depth, j], value)
-        _, nested, _ = rates(self.shapes_by_dies()[dies], self.wafer.mesh)
+        _, nested, _ = rates(self.shapes_by_dies[dies], self.wafer.mesh)
         sums_s = nested.seconds(np.array(dies), self.block(microbatch).stream_bytes)
         state_bytes, kept_bytes = fastest.fastest_bytes if exact else (0.0, 0.0)
         return replace(
@@ -228,7 +218,7 @@ class LayerBounds:
         counts = [len(parts) for parts in node_splits]
         least_s, pass_bounds = decoupled.least_costs(FREE), decoupled.pass_bounds()
         streams = [p for p, s in zip(node_splits[0], least_s, strict=True) if s < enough_s]
-        for shape in self.shapes_by_dies()[dies]:
+        for shape in self.shapes_by_dies[dies]:
             for tables in self.planner.with_splits({"stream": streams}).tables(*shape, microbatch):
                 nodes = tables.stream, *(node for chain in tables.nodes for node in chain)
                 indices = [
@@ -257,8 +247,8 @@ class LayerBounds:
         return fast
 
     def _compute_split_bounds(self, microbatch: int, dies: int) -> SplitBounds:
-        setting, shapes = self.planner.setting(microbatch), self.shapes_by_dies()[dies]
-        tables = SplitTables(self.block(microbatch), shapes, setting, self.pricer, self.pieces)
+        setting, shapes = self.planner.setting(microbatch), self.shapes_by_dies[dies]
+        tables = SplitTables(self.block(microbatch), shapes, setting, self.pricer, self.modes)
         return split_bounds(tables, Rules(self.options.homes, self.options.recompute))
 
     def _memory_matters(self, bound: SizeBound, depth: int, layers: int) -> bool:
@@ -314,7 +304,9 @@ class LayerBounds:
         rounds, states = self.planner.rounds(microbatch), self.options.states
         bandwidth_Bps = self.pricer.stream_Bps
         parameters = sum(unit.parameters for unit in block.units)
-        update = 0.0 if self.external else states.update / (dies * bandwidth_Bps * rounds)
+        external = "external" in self.options.homes
+        state_bytes = 0.0 if external else states.bytes_per_parameter
+        update = 0.0 if external else states.update / (dies * bandwidth_Bps * rounds)
         unit_times = [times[unit.name] for unit in block.units]
         but_weight_s = sum(t.forward_s + t.backward_s for t in unit_times)
         but_weight_s = but_weight_s + sum(entry_s) + sum(stream_s) + update * parameters
@@ -324,16 +316,13 @@ class LayerBounds:
             head = times[block.head.name]
             head_but_weight_s = head.forward_s + head.backward_s + update * block.head.parameters
             head_s = head_but_weight_s + head.weight_s
-            head_bytes = block.head_bytes / dies
-            head_bytes += (
-                0.0 if self.external else states.bytes_per_parameter * block.head.parameters / dies
-            )
+            head_bytes = block.head_bytes / dies + state_bytes * block.head.parameters / dies
         scale = layer_s if 0.0 < layer_s < np.inf else 1.0
         prices = PRICES * scale * block.layers * dies / self.wafer.dies / self.wafer.memory_bytes
         in_flight = np.array(DEPTHS)[:, None]
-        state_bytes = 0.0 if self.external else states.bytes_per_parameter * parameters / dies
         saved_bytes = self.planner.setting(microbatch).stream_saved_bytes(block)
-        curves = layer_s + prices * state_bytes + prices * in_flight * saved_bytes / dies
+        curves = layer_s + prices * (state_bytes * parameters / dies)
+        curves = curves + prices * in_flight * saved_bytes / dies
         local_curves = curves
         for chain, chain_entry_s in zip(block.chains, entry_s, strict=True):
             remade_s = chain_entry_s, *(times[unit.name].forward_s for unit in chain.units)
@@ -342,9 +331,7 @@ class LayerBounds:
                     again_s = again_s if self.options.recompute else np.inf
                     kept_s = prices * in_flight * sum(edge.totals) / dies
                     curves = curves + np.minimum(kept_s, again_s)
-        embedding_bytes = (
-            0.0 if self.external else states.bytes_per_parameter * block.embedding_parameters / dies
-        )
+        embedding_bytes = state_bytes * block.embedding_parameters / dies
         # All saved tensors may be offloaded to another stage.
         local_curves = local_curves if self.options.offload else curves
         return SizeBound(
@@ -370,7 +357,7 @@ class LayerBounds:
             return PassTime(np.inf, np.inf, np.inf), np.inf
         if self.options.volume_only:
             return PassTime(0.0, 0.0, 0.0), np.inf
-        pieces = self.pieces if unit.kind == "linear" else (1,)
+        pieces = {int(CHUNKS) if streams and unit.kind == "linear" else 1 for streams in self.modes}
         times = np.concatenate([pass_times_s(self.pricer, unit, cuts, count) for count in pieces])
         _, _, weight_s = times.T
         return PassTime(*times.min(axis=0).tolist()), float(weight_s.max())

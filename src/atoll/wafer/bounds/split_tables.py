@@ -14,9 +14,9 @@ then give the least seconds over all splits, a lower bound for all codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,17 +26,10 @@ from atoll.fabric import mesh_kernels
 from atoll.fabric.digits import digit_systems, factors
 from atoll.fabric.mesh import ALGORITHMS, Mesh
 from atoll.fabric.mesh_collectives import wires
-from atoll.wafer.costs.die_pricer import DiePricer, pass_times_s
-from atoll.wafer.costs.tables import (
-    ChainTables,
-    CostSetting,
-    EdgeTable,
-    NodeTable,
-    distinct_layouts,
-    exposed,
-)
+from atoll.wafer.costs.die_pricer import DiePricer
+from atoll.wafer.costs.tables import ChainTables, CostSetting, NodeTable, distinct_layouts
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_parts import KINDS, Edge, Roles, Unit, WaferBlock
+from atoll.wafer.encoding.block_parts import Edge, Roles, Unit, WaferBlock
 from atoll.wafer.encoding.codes import Parts, by_tag, splits
 from atoll.wafer.exact.paths import BlockPaths
 from atoll.wafer.exact.shared_states import DecoupledBound, Rules, SharedStates, WeightGradientCosts
@@ -51,8 +44,7 @@ class Rate(NamedTuple):
     latency_s: Floats
 
     def seconds(self, group: Ints, volume: Any) -> Floats:
-        time_s: Floats = self.per_byte_s[group] * volume + self.latency_s[group]
-        return time_s
+        return np.asarray(self.per_byte_s[group] * volume + self.latency_s[group])
 
 
 def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Rate]:
@@ -92,61 +84,43 @@ class SplitTables(ChainTables):
 
     def __init__(
         self, block: WaferBlock, shapes: Sequence[tuple[int, int]], setting: CostSetting,
-        pricer: DiePricer, pieces: Sequence[int],
+        pricer: DiePricer, modes: tuple[bool, ...],
     ) -> None:  # fmt: skip
-        """`pieces`: numbers of pieces in which the products of an operator may run."""
-        self.block, self.setting, self._pricer, self._pieces = block, setting, pricer, pieces
-        self.modes = tuple(count > 1 for count in pieces)
+        self.block, self.setting, self.pricer, self.modes = block, setting, pricer, modes
         self.dies = shapes[0][0] * shapes[0][1]
         self._primes = np.array(sorted(set(factors(self.dies))), np.int64)
         self._gather, self._nested, self._exchange = rates(shapes, setting.wafer.mesh)
-        self.stream_splits = splits(block.stream_sizes, self.dies)
-        self.stream = self._nodes(None, self.stream_splits)
-        self.nodes = tuple(
-            tuple(self._nodes(unit, splits(unit.sizes, self.dies)) for unit in chain.units)
-            for chain in block.chains
-        )
+        cuts = splits(block.stream_sizes, self.dies)
+        self._stream_cuts = {str(cut): cut for cut in cuts}
+        self.stream = self.node_table(None, tuple(self._stream_cuts), cuts)
+        self.nodes = tuple(tuple(map(self._unit_nodes, chain.units)) for chain in block.chains)
 
-    def _layouts(self, cuts: Sequence[Parts], meanings: Sequence[Roles]) -> Ints:
-        exponents = np.zeros((len(cuts), len(meanings), 7, len(self._primes)), np.int64)
+    def _unit_nodes(self, unit: Unit) -> NodeTable:
+        cuts = splits(unit.sizes, self.dies)
+        return self.node_table(unit, tuple(map(str, cuts)), cuts)
+
+    def cut(self, code: str) -> Parts:
+        return self._stream_cuts[code]
+
+    def layouts(
+        self, codes: Sequence[str], cuts: Sequence[Parts], tensors: Sequence[Roles]
+    ) -> Ints:
+        exponents = np.zeros((len(cuts), len(tensors), 7, len(self._primes)), np.int64)
         for tag, counts in by_tag(cuts).items():
             distinct, which = np.unique(counts, return_inverse=True)
             primes = [[factors(int(n)).count(int(p)) for p in self._primes] for n in distinct]
             powers = np.array(primes, np.int64).reshape(len(distinct), -1)[which]
-            for t, meaning in enumerate(meanings):
+            for t, meaning in enumerate(tensors):
                 exponents[:, t, meaning[tag]] += powers
         return exponents
 
-    def _nodes(self, unit: Unit | None, cuts: Sequence[Parts]) -> NodeTable:
-        kind = KINDS[unit.kind if unit else "vector"]
-        states, streams = self.setting.states, np.zeros(len(cuts), np.bool_)
-        passes = np.zeros((len(cuts), 3))
-        if unit is not None:
-            times = [pass_times_s(self._pricer, unit, cuts, pieces) for pieces in self._pieces]
-            passes, streams = np.concatenate(times), np.repeat(self.modes, len(cuts))
-            cuts = [*cuts] * len(self._pieces)
-        forward, data, weight = passes.T
-        divided = np.array([prod(cut.get(tag, 1) for tag in kind.weight) for cut in cuts], np.int64)
-        copies = self.dies // divided
-        parameters = (unit.parameters if unit else 0) / divided
-        step_s = states.update * parameters / self._pricer.stream_Bps
-        wafer = self.setting.wafer
-        port_s = states.weight * (unit.parameters if unit else 0)
-        port_s /= wafer.io_Bps * self.setting.io_share
-        outputs = unit.outputs if unit else 1
-        tensors = 2 if unit and unit.kind == "attention" else 1
-        return NodeTable(
-            unit, tuple(str(parts) for parts in cuts), streams,
-            self._layouts(cuts, kind.reads[:tensors]),
-            self._layouts(cuts, [kind.writes] * outputs),
-            self._layouts(cuts, [kind.gradient_reads] * outputs),
-            self._layouts(cuts, kind.gradient_writes[:tensors]), forward, data, weight,
-            parameters, copies[:, None], step_s / self.setting.microbatches,
-            copies.astype(np.float64),
-            np.maximum(port_s, states.weight * parameters / wafer.link_Bps),
-            self._gather.seconds(copies, states.reduced * parameters),
-            self._gather.seconds(copies, states.weight * parameters),
-        )  # fmt: skip
+    def over_copies(
+        self, unit: Unit | None, codes: Sequence[str], copies: Ints
+    ) -> tuple[Ints, Callable[[Floats], Floats]]:
+        return copies[:, None], partial(self._gather.seconds, copies)
+
+    def rows_gather_s(self, code: str, volume: float) -> float:
+        return float(self._gather.seconds(np.array(self.cut(code).get("c", 1)), volume))
 
     def to_home_s(self, chain: int, unit: int) -> Floats:
         """Return seconds of the gradient from splits of the weight pass to the forward pass."""
@@ -168,80 +142,32 @@ class SplitTables(ChainTables):
     # -- edges ---------------------------------------------------------------------------------
 
     def _dies(self, powers: Ints) -> Ints:
-        counts: Ints = (self._primes**powers).prod(axis=-1)
-        return counts
+        return np.asarray((self._primes**powers).prod(axis=-1))
 
-    def _transition_s(
-        self, totals: Sequence[float], source: Ints, target: Ints
-    ) -> tuple[Floats, Floats, Floats]:
-        """Return seconds of scatter, exchange and gather between all pairs of splits."""
-        (source, rows), (target, columns) = distinct_layouts(source), distinct_layouts(target)
-        shape = len(source), len(target)
-        scatter, exchange, gather = (np.zeros(shape) for _ in range(3))
-        for tensor, total in enumerate(totals):
+    def transition_parts(self, edge: Edge, written: Ints, read: Ints) -> tuple[Floats, Ints, Ints]:
+        (source, rows), (target, columns) = distinct_layouts(written), distinct_layouts(read)
+        parts = np.zeros((4, len(source), len(target)))
+        scatter, exchange, gather, saved = parts
+        saved += sum(edge.totals) / self.dies
+        for tensor, total in enumerate(edge.totals):
             if total <= 0.0:
                 continue
-            written, read = source[:, tensor], target[:, tensor]
+            have, want = source[:, tensor], target[:, tensor]
             share = total / self.dies
-            partial = self._dies(written[:, roles.PARTIAL])
-            scatter += self._nested.seconds(partial, share * partial)[:, None]
+            partial_dies = self._dies(have[:, roles.PARTIAL])
+            scatter += self._nested.seconds(partial_dies, share * partial_dies)[:, None]
             replicated = np.minimum(
-                written[:, None, roles.REPLICATED], read[None, :, roles.REPLICATED]
+                have[:, None, roles.REPLICATED], want[None, :, roles.REPLICATED]
             )
-            read_copies = self._dies(read[:, roles.REPLICATED])[None, :]
+            read_copies = self._dies(want[:, roles.REPLICATED])[None, :]
             group = read_copies // self._dies(replicated)
             gather += self._nested.seconds(group, share * read_copies)
-            before, after = written[:, _DIMENSIONS], read[:, _DIMENSIONS]
+            before, after = have[:, _DIMENSIONS], want[:, _DIMENSIONS]
             same_role = np.minimum(before[:, None], after[None, :]).sum(axis=2)
             divided = before.sum(axis=1)[:, None]
-            exchanged = np.maximum(0, divided - same_role - read[None, :, roles.REPLICATED])
+            exchanged = np.maximum(0, divided - same_role - want[None, :, roles.REPLICATED])
             exchange += self._exchange.seconds(self._dies(exchanged), share)
-        pairs = np.ix_(rows, columns)
-        return scatter[pairs], exchange[pairs], gather[pairs]
-
-    def edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
-        scatter, exchange, gather = self._transition_s(edge.totals, source.writes, target.reads)
-        source_streams, target_streams = source.streams[:, None], target.streams[None, :]
-        written_s = exchange + exposed(scatter, source.forward_s[:, None], source_streams)
-        forward_s = written_s + exposed(gather, target.forward_s[None, :], target_streams)
-        parts = self._transition_s(edge.totals, target.gradient_writes, source.gradient_reads)
-        back_scatter, exchange, back_gather = (part.T for part in parts)
-        backward_s = exchange + exposed(back_scatter, target.data_s[None, :], target_streams)
-        backward_s = backward_s + exposed(back_gather, source.data_s[:, None], source_streams)
-        return EdgeTable(
-            forward_s, backward_s, exposed(gather, target.weight_s[None, :], target_streams),
-            np.full(forward_s.shape, sum(edge.totals) / self.dies),
-            written_s + source.forward_s[:, None], gather, back_scatter,
-        )  # fmt: skip
-
-    # -- the stream ----------------------------------------------------------------------------
-
-    def _norm_sums_s(self, parts: Parts) -> float:
-        rows = self.block.microbatch * self.block.sequence / (parts.get("b", 1) * parts.get("s", 1))
-        return 2.0 * float(self._gather.seconds(np.array(parts.get("c", 1)), 8.0 * rows))
-
-    def _entry_s(self, chain: int, parts: Parts) -> float:
-        passes = self.block.chains[chain].entry_passes
-        return float(self._pricer.passes_s(passes, parts)) + self._norm_sums_s(parts)
-
-    def norms_s(self, chain: int) -> Floats:
-        return np.array([self._entry_s(chain, parts) for parts in self.stream_splits])
-
-    def _stream_s(self, parts: Parts) -> float:
-        return sum(
-            self._entry_s(index, parts)
-            + self._norm_sums_s(parts)
-            + float(self._pricer.passes_s(chain.stream_passes, parts))
-            for index, chain in enumerate(self.block.chains)
-        )
-
-    def paths(self, states: SharedStates) -> BlockPaths:
-        cuts, block = self.stream_splits, self.block
-        share = np.array([1.0 / prod(cut.get(tag, 1) for tag in "bsc") for cut in cuts])
-        return BlockPaths(
-            states.chains, np.array([self._stream_s(cut) for cut in cuts]),
-            share * self.setting.stream_saved_bytes(block), np.zeros(len(cuts)),
-        )  # fmt: skip
+        return parts, rows, columns
 
 
 class SplitBounds(NamedTuple):
@@ -254,5 +180,4 @@ class SplitBounds(NamedTuple):
 def split_bounds(tables: SplitTables, rules: Rules) -> SplitBounds:
     states = SharedStates(tables, rules)
     gradient_costs = WeightGradientCosts(tables.to_home_s, tables.fetch_s, tables.sliced)
-    shared = tables.paths(states)
-    return SplitBounds(shared, DecoupledBound.from_states(states, shared, gradient_costs))
+    return SplitBounds(states.paths, DecoupledBound.from_states(states, gradient_costs))

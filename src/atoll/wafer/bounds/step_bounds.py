@@ -83,7 +83,7 @@ class StepBound:
     # -- one microbatch ------------------------------------------------------------------------
 
     def sizes(self, microbatch: int) -> list[SizeBound]:
-        bounds = [self.layers.size_bound(microbatch, n) for n in self.layers.sizes]
+        bounds = [self.layers.size_bound(microbatch, n) for n in self.layers.shapes_by_dies]
         return [size for size in bounds if size.layer_s < INFINITY]
 
     def work_s(self, microbatch: int) -> float:
@@ -136,9 +136,7 @@ class StepBound:
     def equal_s(
         self, microbatch: int, dies: int, stages: int, cap_s: float, layer_s: float = 0.0
     ) -> float:
-        """Return a lower bound on the step of `stages` stages of `dies` dies each, whose layers
-        take at least `layer_s`; infinity if none beats `cap_s`.
-        """
+        """Bound the step of equal stages whose layers take `layer_s` or longer, below `cap_s`."""
         size = self.layers.size_bound(microbatch, dies)
         size = replace(size, layer_s=max(size.layer_s, layer_s))
         layers = self.layers.block(microbatch).layers
@@ -156,10 +154,8 @@ class StepBound:
         if size.level > PEAK and not self._all_carried(size, layers, stages, low):
             while high - low > NARROW * high:
                 middle = 0.5 * (low + high)
-                if self._all_carried(size, layers, stages, middle):
-                    high = middle
-                else:
-                    low = middle
+                carried = self._all_carried(size, layers, stages, middle)
+                low, high = (low, middle) if carried else (middle, high)
         if not self.zero_bubble:
             return rounds * low + layers * size.layer_s + size.head_s - low
         # Stages other than the slowest run their passes once more, without delayed weight passes,

@@ -52,21 +52,16 @@ class DiePricer:
         )
         """Cache of the function `pass_times_s`: seconds by pieces and split."""
 
-    def prepare(self, shapes: Iterable[ProductShape]) -> None:
-        """Map all shapes that have no time yet, on all cores."""
+    def products_s(self, shapes: Sequence[ProductShape]) -> Floats:
+        """Return the seconds of products on all cores; those that have no time yet are mapped."""
         fresh = sorted({shape for shape in shapes if shape not in self._product_times_s})
         if fresh:
             seconds = map_products(fresh, self._config)[0][:, 0]
             self._product_times_s |= zip(fresh, seconds.tolist(), strict=True)
-
-    def product_s(self, shape: ProductShape) -> float:
-        if shape not in self._product_times_s:
-            self.prepare([shape])
-        return self._product_times_s[shape]
+        return np.array([self._product_times_s[shape] for shape in shapes])
 
     def pass_s(self, work: TaggedVector, parts: Cuts) -> Any:
-        """Return the seconds of a vector pass on a die's share: its share of an operator's start,
-        lanes or shared buffer, and the memory that overlaps them."""
+        """Return the seconds of a pass's share of a start and of lanes, which overlap memory."""
         rows, columns = _share(parts, work.rows), _share(parts, work.columns)
         local = VectorWork(
             work.work.function, split(work.work.rows, rows), split(work.work.cols, columns)
@@ -127,9 +122,7 @@ def _products_s(
     for product in products:
         sizes = (column.tolist() for column in _local_shapes(unit, product, parts, chunks))
         shapes = [ProductShape(*shape) for shape in zip(*sizes, strict=True)]
-        pricer.prepare(shapes)
-        products_s = np.array([pricer.product_s(shape) for shape in shapes])
-        seconds += chunks * (pricer.stalls.start_s + products_s)
+        seconds += chunks * (pricer.stalls.start_s + pricer.products_s(shapes))
     return seconds
 
 
@@ -152,8 +145,7 @@ def _attention_s(
         # A mask cuts as many blocks on all dies together as on one.
         share = float(masked_fraction(product.matmul, matmuls[0].n, stalls))
         shapes = [ProductShape(p.batch, p.m, p.n, p.k, share, 0.0, True) for p in rows]
-        pricer.prepare(shapes)
-        core_s += [pricer.product_s(shape) for shape in shapes]
+        core_s += pricer.products_s(shapes)
         for die_products, row in zip(local, rows, strict=True):
             die_products.append(row)
     core_flops = 2.0 * chip.width * chip.depth * chip.clock_Hz * stalls.array

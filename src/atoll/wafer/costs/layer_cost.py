@@ -1,4 +1,4 @@
-"""Cost of one layer of a mapping, edge by edge.
+"""Cost of one layer of a mapping, edge by edge; transitions as collectives for link models.
 
 `edge_transfers` serves the fast model here and the replay on links that are queues (`detailed.py`),
 which differ in the seconds of a transition (`Move`) and in how much of it an operator hides.
@@ -6,9 +6,11 @@ which differ in the seconds of a transition (`Move`) and in how much of it an op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +22,15 @@ from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting, NodeTable, exposed
 from atoll.wafer.costs.weight_placement import home_bytes, home_cost
-from atoll.wafer.encoding.block_mapping import KEEP, RECOMPUTE, BlockCost, BlockMapping, HelperPath
-from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding import role_kernels as roles
+from atoll.wafer.encoding.block_parts import (
+    KEEP,
+    RECOMPUTE,
+    BlockCost,
+    BlockMapping,
+    HelperPath,
+    WaferBlock,
+)
 
 
 class TransitionCost(NamedTuple):
@@ -33,7 +42,7 @@ class TransitionCost(NamedTuple):
     stored_bytes: float
 
 
-_NO_COST = TransitionCost(0.0, 0.0, 0.0, 0.0)
+NO_COST = TransitionCost(0.0, 0.0, 0.0, 0.0)
 
 Move = Callable[[float, Ints, Ints, Ints, str, str], TransitionCost]
 """Arguments: bytes of a tensor; its source layout, the layout on the way to which it is stored, its
@@ -79,7 +88,7 @@ def mapped_operators(tables: BlockTables, genes: BlockMapping) -> list[MappedOpe
     """Return the operators of a block with the entries a mapping chooses, in order."""
     setting = tables.setting
     collectives = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
-    units = (nodes for chain in tables.nodes for nodes in chain)
+    units = chain.from_iterable(tables.nodes)
     operators = []
     for nodes, codes, (streams, algorithm) in zip(units, genes.passes, collectives, strict=True):
         forward, data, weight = (nodes.entry(code, streams) for code in codes)
@@ -103,17 +112,17 @@ def edge_transfers(
         totals: tuple[float, ...], source: Ints, via: Ints, target: Ints,
         *algorithms: str,
     ) -> TransitionCost:  # fmt: skip
-        cost = _NO_COST
+        cost = NO_COST
         for tensor in zip(totals, source, via, target, strict=False):
             if tensor[0] > 0.0:
                 cost = _summed(cost, move(*tensor, algorithms[0], algorithms[-1]))
         return cost
 
     transfers: list[list[EdgeTransfer]] = []
-    for index, chain in enumerate(tables.block.chains):
-        path = [stream, *(next(operators) for _ in chain.units), stream]
+    for index, described in enumerate(tables.block.chains):
+        path = [stream, *(next(operators) for _ in described.units), stream]
         transfers.append([])
-        for position, edge in enumerate(chain.edges):
+        for position, edge in enumerate(described.edges):
             writer, reader = path[position], path[position + 1]
             written, reads = writer.node.writes[writer.forward], reader.node.reads
             layouts = written, written, reads[reader.forward]
@@ -130,7 +139,7 @@ def edge_transfers(
             have, want = (reader.data, reader.weight) if weighted else (reader.forward, reader.data)
             saves = reader.node.unit is not None and (weighted or reader.node.unit.on_chip)
             if saves and have != want:
-                gradients, totals = reader.node.gradient_reads, chain.edges[position + 1].totals
+                gradients, totals = reader.node.gradient_reads, described.edges[position + 1].totals
                 layouts = gradients[have], gradients[have], gradients[want]
                 fetch = _summed(fetch, moved(totals, *layouts, reader.algorithm))
             first = position == 0
@@ -187,9 +196,7 @@ def block_cost(
             states += home_states
     kept_bytes = tables.stream_share(genes.stream) * setting.stream_saved_bytes(block)
     link_s = recompute_s = offload_s = delayed_bytes = rebuilt_bytes = offload_bytes = 0.0
-    for crossing in (
-        crossing for chain in edge_transfers(tables, genes, move) for crossing in chain
-    ):
+    for crossing in chain.from_iterable(edge_transfers(tables, genes, move)):
         remake_s, exposed_s, journey_s = _crossing_s(crossing, away)
         tensor_bytes, fate = crossing.forward.stored_bytes, crossing.fate
         link_s += exposed_s
@@ -252,7 +259,7 @@ def _home(op: MappedOperator, home: str, setting: CostSetting, move: Move) -> tu
 
     def moved(bytes_per_parameter: float, have: int, want: int) -> TransitionCost:
         if have == want:
-            return _NO_COST
+            return NO_COST
         total = bytes_per_parameter * parameters
         return move(total, layouts[have], layouts[have], layouts[want], algorithm, algorithm)
 
@@ -277,3 +284,52 @@ def mapping_tables(
         block, digits, setting, die_pricer(setting.wafer.chip), allowed_codes, modes=modes,
         algorithms={unit.name: algorithm for unit, (_, algorithm) in pairs},
     )  # fmt: skip
+
+
+DigitCollective = tuple[list[bool], float]
+"""Member digits, and bytes per die: after an all-gather, before a reduce-scatter, or exchanged."""
+
+
+class TransitionCollectives(NamedTuple):
+    """The collectives of a transition, and the bytes a die holds between reduction and gather."""
+
+    scatter: tuple[DigitCollective, ...]
+    exchange: tuple[DigitCollective, ...]
+    gather: tuple[DigitCollective, ...]
+    stored_bytes: float
+
+
+def collectives_between(
+    digits: Digits, total: float, have: Sequence[int], want: Sequence[int]
+) -> TransitionCollectives:
+    """Return the collectives that bring a tensor of `total` bytes from `have` to `want`."""
+    radix = [int(r) for r in digits.radix]
+    replicated, partial = (roles.REPLICATED, roles.SUMMED), roles.PARTIAL
+    die_bytes = total
+    for r, h, w in zip(radix, have, want, strict=True):
+        if h not in (*replicated, partial) or (h in replicated and w != roles.REPLICATED):
+            die_bytes /= r
+    pairs = list(zip(have, want, strict=True))
+    scatter = [h == partial and w != roles.REPLICATED for h, w in pairs]
+    summed = [h == partial and w == roles.REPLICATED for h, w in pairs]
+    regathered = [h == roles.SUMMED and w == roles.REPLICATED for h, w in pairs]
+    divided = [h not in (*replicated, partial) for h in have]
+    exchanged = [
+        c and w not in (roles.REPLICATED, h) for c, (h, w) in zip(divided, pairs, strict=True)
+    ]
+    gather = [c and w == roles.REPLICATED for c, (_, w) in zip(divided, pairs, strict=True)]
+    partial_bytes = die_bytes
+    die_bytes /= prod(r for r, m in zip(radix, scatter, strict=True) if m)
+    gathered_bytes = die_bytes * prod(r for r, m in zip(radix, gather, strict=True) if m)
+    return TransitionCollectives(
+        ((scatter, partial_bytes), (summed, die_bytes)),
+        ((exchanged, die_bytes),) if any(exchanged) else (),
+        ((summed, die_bytes), (regathered, die_bytes), (gather, gathered_bytes)),
+        die_bytes,
+    )
+
+
+def stored_layout(source: Ints, target: Ints) -> tuple[int, ...]:
+    """Return the layout between a tensor's reduction and its gather."""
+    summed = np.where(source == roles.PARTIAL, roles.SUMMED, source)
+    return tuple(np.where(target != roles.REPLICATED, target, summed).tolist())

@@ -6,9 +6,9 @@ Tables hold seconds of compute, parameters per die, costs of gathering and summi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from math import prod
 from threading import Lock
@@ -25,9 +25,8 @@ from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.die_pricer import DiePricer, pass_times_s
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import OPTIMIZER
-from atoll.wafer.encoding.block_parts import KINDS, Edge, Unit, WaferBlock
-from atoll.wafer.encoding.codes import cuts_of, layouts, legal_codes, parts_of
+from atoll.wafer.encoding.block_parts import KINDS, OPTIMIZER, Edge, Roles, Unit, WaferBlock
+from atoll.wafer.encoding.codes import Parts, layouts, legal_codes, parts_of
 
 _WEIGHT = {"k": roles.SEQUENCE, "n": roles.COLUMNS, "e": roles.EXPERTS}
 
@@ -189,132 +188,95 @@ _TRANSITION_CACHE = _ByteLimitedCache(1 << 26)
 
 
 class ChainTables:
-    """Tables of the chains of a block: of the codes of a shape (`BlockTables`), or of splits
-    (`bounds.split_tables`).
-    """
+    """Tables of a block: of the codes of a shape (`BlockTables`) or of splits (`SplitTables`)."""
 
     block: WaferBlock
     setting: CostSetting
+    pricer: DiePricer
+    dies: int
     stream: NodeTable
     nodes: tuple[tuple[NodeTable, ...], ...]
     modes: tuple[bool, ...]
 
-    def edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
-        """Return the table between two operators."""
+    def cut(self, code: str) -> Parts:
+        """Return the split of an entry of the stream."""
         raise NotImplementedError
 
-    def norms_s(self, chain: int) -> Floats:
-        """Return the seconds of the work before a chain, by entry of the stream."""
+    def layouts(
+        self, codes: Sequence[str], cuts: Sequence[Parts], tensors: Sequence[Roles]
+    ) -> Ints:
+        """Return the layouts of tensors by entry; `cuts` are the splits of the codes."""
         raise NotImplementedError
+
+    def over_copies(
+        self, unit: Unit | None, codes: Sequence[str], copies: Ints
+    ) -> tuple[Ints, Callable[[Floats], Floats]]:
+        """Return the layouts of a weight, and the seconds to gather bytes over its copies."""
+        raise NotImplementedError
+
+    def rows_gather_s(self, code: str, volume: float) -> float:
+        """Return the seconds to gather bytes over the dies that cut the stream's columns."""
+        raise NotImplementedError
+
+    def transition_parts(self, edge: Edge, written: Ints, read: Ints) -> tuple[Floats, Ints, Ints]:
+        """Return seconds of scatter, exchange and gather, and bytes to save, between distinct
+        layouts, which do not depend on the mode; and the indices of entries among these.
+        """
+        raise NotImplementedError
+
+    # -- nodes ---------------------------------------------------------------------------------
+
+    def node_table(
+        self, unit: Unit | None, codes: tuple[str, ...], cuts: Sequence[Parts]
+    ) -> NodeTable:
+        """Return the table of an operator or of the stream (None) for codes with these splits."""
+        kind = KINDS[unit.kind if unit else "vector"]
+        # The stream overlaps nothing, so its mode does not matter.
+        modes = self.modes if unit else (False,)
+        passes = np.zeros((len(codes), 3))
+        if unit is not None:
+            pieces = (int(kernels.CHUNKS) if streams else 1 for streams in modes)
+            passes = np.concatenate([pass_times_s(self.pricer, unit, cuts, n) for n in pieces])
+        streams = np.repeat(np.array(modes, np.bool_), len(codes))
+        codes, cuts = codes * len(modes), [*cuts] * len(modes)
+        divided = np.array([prod(cut.get(tag, 1) for tag in kind.weight) for cut in cuts], np.int64)
+        copies = self.dies // divided
+        weights = unit.parameters if unit else 0
+        parameters = weights / divided
+        wafer, states = self.setting.wafer, self.setting.states
+        port_s = states.weight * weights / (wafer.io_Bps * self.setting.io_share)
+        tensors = 2 if unit and unit.kind == "attention" else 1
+        outputs = unit.outputs if unit else 1
+        tensor_roles = (kind.reads[:tensors], [kind.writes] * outputs)
+        gradient_roles = ([kind.gradient_reads] * outputs, kind.gradient_writes[:tensors])
+        reads, writes = (self.layouts(codes, cuts, r) for r in tensor_roles)
+        gradient_reads, gradient_writes = (self.layouts(codes, cuts, r) for r in gradient_roles)
+        forward_s, data_s, weight_s = passes.T
+        weight_layouts, gather_s = self.over_copies(unit, codes, copies)
+        return NodeTable(
+            unit, codes, streams, reads, writes, gradient_reads, gradient_writes,
+            forward_s, data_s, weight_s, parameters, weight_layouts,
+            states.update * parameters / self.pricer.stream_Bps / self.setting.microbatches,
+            copies.astype(np.float64),
+            np.maximum(port_s, states.weight * parameters / wafer.link_Bps),
+            gather_s(states.reduced * parameters), gather_s(states.weight * parameters),
+        )  # fmt: skip
 
     def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]:
         """Return the stream, the operators, and the stream again."""
         return (self.stream, *self.nodes[chain], self.stream)
 
-    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
-        nodes, edges = self.chain_nodes(chain), self.block.chains[chain].edges
-        first, *others = (
-            self.edge(e, *pair) for e, pair in zip(edges, pairwise(nodes), strict=True)
-        )
-        # The stream runs the norm: recomputing its output means running the norm again.
-        again_s = first.recompute_s + self.norms_s(chain)[:, None]
-        return replace(first, recompute_s=again_s), *others
-
-
-class BlockTables(ChainTables):
-    """All tables of one block on one digit system."""
-
-    def __init__(
-        self,
-        block: WaferBlock,
-        digits: Digits,
-        setting: CostSetting,
-        pricer: DiePricer,
-        allowed_codes: Mapping[str, tuple[str, ...]] | None = None,
-        *,
-        units: bool = True,
-        modes: tuple[bool, ...] | None = None,
-        algorithms: Mapping[str, str] | None = None,
-    ) -> None:
-        """`modes`: collectives of operators to price (streamed or not); `algorithms`: by operator,
-        for sums over the copies of its weight, if not that of the setting.
-        """
-        self._algorithms = algorithms or {}
-        self.modes = modes or (setting.streaming,)
-        self.block, self.digits, self.setting, self.pricer = block, digits, setting, pricer
-        self._allowed_codes = allowed_codes or {}
-        self._cached_s: dict[Hashable, float] = {}
-        self.mesh = (wires(digits, setting.wafer.mesh), ALGORITHMS.index(setting.algorithm))
-        """Arguments of kernels: the mesh, and the algorithm of its collectives."""
-        self.stream = self._stream()
-        self.nodes = tuple(
-            tuple(self.unit_nodes(unit) for unit in chain.units if units) for chain in block.chains
-        )
-
-    # -- nodes ---------------------------------------------------------------------------------
-
-    def codes(self, name: str, sizes: dict[str, int]) -> tuple[str, ...]:
-        return self._allowed_codes.get(name) or legal_codes(sizes, self.digits)
-
-    def _stream(self) -> NodeTable:
-        codes = self.codes("stream", self.block.stream_sizes)
-        kind = KINDS["vector"]
-        zero = np.zeros(len(codes))
-        # The stream overlaps nothing, so its mode does not matter.
-        return NodeTable(
-            None, codes, np.zeros(len(codes), np.bool_), layouts(codes, kind.reads),
-            layouts(codes, [kind.writes]), layouts(codes, [kind.gradient_reads]),
-            layouts(codes, kind.gradient_writes), zero, zero, zero, zero,
-            np.zeros((len(codes), 1, self.digits.count), np.int64), zero, zero + 1.0, zero, zero,
-            zero,
-        )  # fmt: skip
-
-    def unit_nodes(self, unit: Unit) -> NodeTable:
-        legal = self.codes(unit.name, unit.sizes)
-        codes = legal * len(self.modes)
-        streams = np.repeat(np.array(self.modes, np.bool_), len(legal))
-        kind = KINDS[unit.kind]
-        unit_splits = [parts_of(code, self.digits) for code in legal]
-        pieces = (int(kernels.CHUNKS) if streams else 1 for streams in self.modes)
-        times = [pass_times_s(self.pricer, unit, unit_splits, count) for count in pieces]
-        passes = np.concatenate(times)
-        forward, data, weight = passes.T
-        weight_parts = [prod(parts.get(tag, 1) for tag in kind.weight) for parts in unit_splits]
-        parameters = unit.parameters / np.array(weight_parts * len(self.modes))
-        member = np.array([[tag not in kind.weight for tag in code] for code in codes], np.bool_)
-        copies = np.where(member.reshape(len(codes), -1), self.digits.radix, 1).prod(axis=1)
-        states = self.setting.states
-        step_s = states.update * parameters / self.pricer.stream_Bps
-        step_s /= self.setting.microbatches
-        algorithm = self._algorithms.get(unit.name, "")
-        tensors = 2 if unit.kind == "attention" else 1
-        writes = unit.outputs
-        weights = {tag: _WEIGHT.get(tag, roles.REPLICATED) for tag in "bsknhtecr"}
-        return NodeTable(
-            unit, codes, streams, layouts(codes, kind.reads[:tensors]),
-            layouts(codes, [kind.writes] * writes),
-            layouts(codes, [kind.gradient_reads] * writes),
-            layouts(codes, kind.gradient_writes[:tensors]), forward, data, weight, parameters,
-            layouts(codes, [weights]), step_s, copies.astype(np.float64),
-            self._port_s(unit, parameters),
-            self.gather_over_copies_s(member, states.reduced * parameters, algorithm),
-            self.gather_over_copies_s(member, states.weight * parameters, algorithm),
-        )  # fmt: skip
-
-    def _port_s(self, unit: Unit, parameters: Floats) -> Floats:
-        """Return the seconds to stream weights through the wafer's ports and over every link."""
-        wafer, weight_bytes = self.setting.wafer, self.setting.states.weight
-        wafer_s = weight_bytes * unit.parameters / (wafer.io_Bps * self.setting.io_share)
-        return np.maximum(wafer_s, weight_bytes * parameters / wafer.link_Bps)
-
-    def gather_over_copies_s(self, member: Bools, volume: Floats, algorithm: str = "") -> Floats:
-        """Return the seconds to gather, or reduce-scatter, `volume` bytes over groups of dies."""
-        chosen, mesh = algorithm or self.setting.algorithm, self.setting.wafer.mesh
-        return gathers_s(self.digits, member.reshape(len(volume), -1), volume, mesh, chosen)
-
     # -- edges ---------------------------------------------------------------------------------
 
-    def edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
+    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
+        nodes, edges = self.chain_nodes(chain), self.block.chains[chain].edges
+        pairs = zip(edges, pairwise(nodes), strict=True)
+        first, *others = (self._edge(edge, *pair) for edge, pair in pairs)
+        # The stream runs the norm: recomputing its output means running the norm again.
+        norms_s = np.array([self.entry_s(chain, code) for code in self.stream.codes])
+        return replace(first, recompute_s=first.recompute_s + norms_s[:, None]), *others
+
+    def _edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
         forward_s, written_s, gather_s, saved_bytes = self.forward_arrays(edge, source, target)
         backward_s, scatter_s = self.backward_arrays(edge, source, target)
         fetch_s = exposed(gather_s, target.weight_s[None, :], target.streams[None, :])
@@ -328,7 +290,7 @@ class BlockTables(ChainTables):
         """Return seconds forward, of reduction and exchange, of the gather; bytes to save."""
         arrays = np.empty((4, len(source.codes), len(target.codes)))
         compute = source.forward_s, source.streams, target.forward_s, target.streams
-        parts = self._transition_parts(edge, source.writes, target.reads)
+        parts = self.transition_parts(edge, source.writes, target.reads)
         kernels.forward_matrix(*parts, *compute, arrays)
         return tuple(arrays)
 
@@ -338,54 +300,38 @@ class BlockTables(ChainTables):
         """Return seconds of the gradients' transition, and of its reduction."""
         arrays = np.empty((2, len(source.codes), len(target.codes)))
         compute = source.data_s, source.streams, target.data_s, target.streams
-        parts = self._transition_parts(edge, target.gradient_writes, source.gradient_reads)
+        parts = self.transition_parts(edge, target.gradient_writes, source.gradient_reads)
         kernels.backward_matrix(*parts, *compute, arrays)
         return tuple(arrays)
 
-    def _transition_parts(self, edge: Edge, written: Ints, read: Ints) -> tuple[Floats, Ints, Ints]:
-        """Return seconds of scatter, exchange and gather, and bytes to save, between distinct
-        layouts, which do not depend on the mode; and the indices of entries among these.
-        """
-        source, rows = distinct_layouts(written)
-        target, columns = distinct_layouts(read)
-
-        def compute() -> Floats:
-            parts = np.zeros((4, len(source), len(target)))
-            kernels.transition_matrix(np.array(edge.totals), source, target, *self.mesh, *parts)
-            return parts
-
-        mesh = self.digits, self.setting.wafer.mesh, self.setting.algorithm, edge.totals
-        key = (*mesh, source.tobytes(), target.tobytes())
-        return _TRANSITION_CACHE.get(key, compute), rows, columns
-
     # -- the stream ----------------------------------------------------------------------------
+
+    @cached_property
+    def _cached_s(self) -> dict[Hashable, float]:
+        return {}
 
     def _norm_sums_s(self, code: str) -> float:
         """Return the seconds in which a norm sums two 4-byte statistics per row over columns."""
-        if "c" not in code:
+        cut, block = self.cut(code), self.block
+        if "c" not in cut:
             return 0.0
         if code not in self._cached_s:
-            parts, block = parts_of(code, self.digits), self.block
-            rows = block.microbatch * block.sequence / (parts.get("b", 1) * parts.get("s", 1))
-            where = self.digits, [tag == "c" for tag in code], 8.0 * rows, self.setting.wafer.mesh
-            self._cached_s[code] = 2.0 * gather_s(*where, self.setting.algorithm)
+            rows = block.microbatch * block.sequence / (cut.get("b", 1) * cut.get("s", 1))
+            self._cached_s[code] = 2.0 * self.rows_gather_s(code, 8.0 * rows)
         return self._cached_s[code]
 
     def _vectors_s(self, chain: int, code: str, *, entry: bool) -> float:
         """Return seconds of the stream's vector passes before a chain, or of the others."""
-        key = chain, entry, cuts_of(code, self.digits)
+        cut = self.cut(code)
+        key = chain, entry, frozenset(cut.items())
         if key not in self._cached_s:
-            parts = parts_of(code, self.digits)
             described = self.block.chains[chain]
             passes = described.entry_passes if entry else described.stream_passes
-            self._cached_s[key] = float(self.pricer.passes_s(passes, parts))
+            self._cached_s[key] = float(self.pricer.passes_s(passes, cut))
         return self._cached_s[key]
 
     def entry_s(self, chain: int, code: str) -> float:
         return self._vectors_s(chain, code, entry=True) + self._norm_sums_s(code)
-
-    def norms_s(self, chain: int) -> Floats:
-        return np.array([self.entry_s(chain, code) for code in self.stream.codes])
 
     def stream_s(self, code: str) -> float:
         """Return the seconds of all work on the stream of one layer, forward and backward."""
@@ -397,14 +343,84 @@ class BlockTables(ChainTables):
 
     def stream_share(self, code: str) -> float:
         """Return the share of a stream tensor that a die holds."""
-        parts = parts_of(code, self.digits)
-        return 1.0 / prod(parts.get(tag, 1) for tag in "bsc")
+        cut = self.cut(code)
+        return 1.0 / prod(cut.get(tag, 1) for tag in "bsc")
 
     def buffer_bytes(self, code: str) -> float:
         """Return the bytes of two of the stream's tensors (current and next), gathered except over
         samples, and of what comes back from outside.
         """
-        gathered_bytes = 2.0 * self.block.stream_bytes / parts_of(code, self.digits).get("b", 1)
+        gathered_bytes = 2.0 * self.block.stream_bytes / self.cut(code).get("b", 1)
         saved_bytes = self.block.stream_bytes + self.block.always_bytes
         outside_bytes = saved_bytes - self.setting.stream_saved_bytes(self.block)
         return gathered_bytes + self.stream_share(code) * outside_bytes
+
+
+class BlockTables(ChainTables):
+    """All tables of one block on one digit system."""
+
+    def __init__(
+        self, block: WaferBlock, digits: Digits, setting: CostSetting, pricer: DiePricer,
+        allowed_codes: Mapping[str, tuple[str, ...]] | None = None, *, units: bool = True,
+        modes: tuple[bool, ...] | None = None, algorithms: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """`modes`: collectives of operators to price (streamed or not); `algorithms`: by operator,
+        for sums over the copies of its weight, if not that of the setting.
+        """
+        self._algorithms = algorithms or {}
+        self.modes = modes or (setting.streaming,)
+        self.block, self.digits, self.setting, self.pricer = block, digits, setting, pricer
+        self.dies = digits.size
+        self._allowed_codes = allowed_codes or {}
+        self.mesh = (wires(digits, setting.wafer.mesh), ALGORITHMS.index(setting.algorithm))
+        """Arguments of kernels: the mesh, and the algorithm of its collectives."""
+        self.stream = self.unit_nodes(None)
+        self.nodes = tuple(
+            tuple(self.unit_nodes(unit) for unit in chain.units if units) for chain in block.chains
+        )
+
+    def cut(self, code: str) -> Parts:
+        return parts_of(code, self.digits)
+
+    def unit_nodes(self, unit: Unit | None) -> NodeTable:
+        """Return the table of an operator, or of the stream."""
+        name, sizes = (unit.name, unit.sizes) if unit else ("stream", self.block.stream_sizes)
+        codes = self._allowed_codes.get(name) or legal_codes(sizes, self.digits)
+        return self.node_table(unit, codes, [self.cut(code) for code in codes])
+
+    def layouts(
+        self, codes: Sequence[str], cuts: Sequence[Parts], tensors: Sequence[Roles]
+    ) -> Ints:
+        return layouts(codes, tensors)
+
+    def over_copies(
+        self, unit: Unit | None, codes: Sequence[str], copies: Ints
+    ) -> tuple[Ints, Callable[[Floats], Floats]]:
+        kind = KINDS[unit.kind if unit else "vector"]
+        member = np.array([[tag not in kind.weight for tag in code] for code in codes], np.bool_)
+        algorithm = self._algorithms.get(unit.name, "") if unit else ""
+        weights = {tag: _WEIGHT.get(tag, roles.REPLICATED) for tag in "bsknhtecr"}
+        gather_s = partial(self.gather_over_copies_s, member, algorithm=algorithm)
+        return layouts(codes, [weights]), gather_s
+
+    def gather_over_copies_s(self, member: Bools, volume: Floats, algorithm: str = "") -> Floats:
+        """Return the seconds to gather, or reduce-scatter, `volume` bytes over groups of dies."""
+        chosen, mesh = algorithm or self.setting.algorithm, self.setting.wafer.mesh
+        return gathers_s(self.digits, member.reshape(len(volume), -1), volume, mesh, chosen)
+
+    def rows_gather_s(self, code: str, volume: float) -> float:
+        where = self.digits, [tag == "c" for tag in code], volume, self.setting.wafer.mesh
+        return gather_s(*where, self.setting.algorithm)
+
+    def transition_parts(self, edge: Edge, written: Ints, read: Ints) -> tuple[Floats, Ints, Ints]:
+        source, rows = distinct_layouts(written)
+        target, columns = distinct_layouts(read)
+
+        def compute() -> Floats:
+            parts = np.zeros((4, len(source), len(target)))
+            kernels.transition_matrix(np.array(edge.totals), source, target, *self.mesh, *parts)
+            return parts
+
+        mesh = self.digits, self.setting.wafer.mesh, self.setting.algorithm, edge.totals
+        key = (*mesh, source.tobytes(), target.tobytes())
+        return _TRANSITION_CACHE.get(key, compute), rows, columns

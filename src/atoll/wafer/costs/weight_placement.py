@@ -26,7 +26,7 @@ from atoll.base.arrays import Bools, Floats, Ints
 from atoll.step.states import States
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.tables import BlockTables, CostSetting, NodeTable, distinct_layouts, exposed
-from atoll.wafer.encoding.block_mapping import HOMES
+from atoll.wafer.encoding.block_parts import HOMES
 
 StateBytes = tuple[Floats, Floats, Floats]
 
@@ -131,9 +131,7 @@ class GradientTables:
         return ReshardTimes(*times).pick(np.ix_(indices, indices))
 
     def inputs(self, unit: int, source: Ints, target: Ints) -> ReshardTimes:
-        """(sources, targets, codes): the stored input in the layout of every code; `source` and
-        `target` are entries of the forward passes.
-        """
+        """(sources, targets, codes): the input stored between forward entries, in every layout."""
         before, node = self.nodes[unit - 1], self.nodes[unit]
         count = len(node.index)
         times = np.zeros((2, len(source), len(target), count))
@@ -156,11 +154,7 @@ class GradientTables:
 
 
 def fetch_s(
-    node: NodeTable,
-    weight: Ints,
-    streams: Bools,
-    inputs: ReshardTimes,
-    outputs: ReshardTimes,
+    node: NodeTable, weight: Ints, streams: Bools, inputs: ReshardTimes, outputs: ReshardTimes
 ) -> Floats:
     """Return the exposed seconds of a gradient pass's input and output, and its compute seconds."""
     exchange_s = inputs.exchange_s + outputs.exchange_s

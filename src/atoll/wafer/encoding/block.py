@@ -10,7 +10,7 @@ encoding is work on the stream, and a saved tensor of no edge is always kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -56,19 +56,19 @@ class _LayerReader:
 
     # -- vector work ---------------------------------------------------------------------------
 
-    def _local(self, operator: Operator, rows: str, columns: str) -> list[TaggedVector]:
-        starts = 1.0 / max(1, len(operator.vectors))
-        share = self.layer.traffic_bytes(operator) * starts
-        return [TaggedVector(work, rows, columns, share, starts) for work in operator.vectors]
+    def _local(self, operators: Iterable[Operator], rows: str, columns: str) -> list[TaggedVector]:
+        passes = []
+        for op in operators:
+            starts = 1.0 / max(1, len(op.vectors))
+            share = self.layer.traffic_bytes(op) * starts
+            passes += [TaggedVector(work, rows, columns, share, starts) for work in op.vectors]
+        return passes
 
     def passes(
         self, names: Sequence[str], rows: str = "bs", columns: str = "c"
     ) -> list[TaggedVector]:
-        local_passes: list[TaggedVector] = []
-        for name in names:
-            if name in self.forward:
-                local_passes += self._local(self.forward[name], rows, columns)
-        return local_passes
+        operators = (self.forward[name] for name in names if name in self.forward)
+        return self._local(operators, rows, columns)
 
     def _owner(self, operator: Operator) -> str | None:
         """Return the forward name (`norm1` of norm1.bwd); None if another layer's."""
@@ -77,25 +77,19 @@ class _LayerReader:
                 return operator.name.removeprefix(start).rsplit(".", 1)[0]
         return None
 
-    def backward_passes(
-        self, names: Sequence[str], rows: str = "bs", columns: str = "c"
-    ) -> list[TaggedVector]:
-        passes: list[TaggedVector] = []
-        for operator in self.layer.backward:
-            if not operator.matmuls and self._owner(operator) in names:
-                passes += self._local(operator, rows, columns)
-        return passes
+    def backward_passes(self, names: Sequence[str], rows: str, columns: str) -> list[TaggedVector]:
+        backward = (op for op in self.layer.backward if not op.matmuls)
+        return self._local((op for op in backward if self._owner(op) in names), rows, columns)
 
     def stream_passes(self, entries: Sequence[str]) -> list[TaggedVector]:
         """Return forward and backward work on the stream: of no unit and no entry."""
         owned = (*_UNITS, *_WITH_QKV)
         forward = [name for name, op in self.forward.items() if not op.matmuls]
         passes = self.passes([name for name in forward if name not in (*owned, *entries)])
-        for op in self.layer.backward:
-            owner = self._owner(op)
-            if not op.matmuls and owner is not None and owner not in owned:
-                passes += self._local(op, "bs", "c")
-        return passes
+        backward = [op for op in self.layer.backward if not op.matmuls]
+        return passes + self._local(
+            (op for op in backward if self._owner(op) not in (None, *owned)), "bs", "c"
+        )
 
     # -- tensors -------------------------------------------------------------------------------
 
@@ -194,7 +188,7 @@ class _LayerReader:
                 for reader in readers
                 for op in (reader.layer.backward if back else reader.layer.forward)
                 if not op.matmuls
-                for work in reader._local(op, "bs", "")
+                for work in reader._local([op], "bs", "")
             )
             for back in (False, True)
         )
@@ -236,7 +230,6 @@ class _LayerReader:
                 self.edge("proj", (stream,), "middle", "sum1"),
             ),
             entry_passes=tuple(self.passes(entry)),
-            stream_passes=(),
         )  # fmt: skip
 
     def _mlp_chain(self, stream: float, entry: tuple[str, ...]) -> OperatorChain:
@@ -254,7 +247,6 @@ class _LayerReader:
                 self.edge("y", (self.bytes("fc2") if experts else stream,), output, "sum2"),
             ),
             entry_passes=tuple(self.passes(entry)),
-            stream_passes=(),
         )
 
     def _shared_chain(self, stream: float) -> OperatorChain:
@@ -267,8 +259,6 @@ class _LayerReader:
                 self.edge("shared_act", (self.bytes("shared_act"),), "shared_act"),
                 self.edge("shared2", (stream,), "shared2"),
             ),
-            entry_passes=(),
-            stream_passes=(),
         )
 
 
@@ -278,11 +268,6 @@ def _kept_always(layer: Layer, chains: Sequence[OperatorChain]) -> float:
     }
     unassigned = [name for name in layer.saved if name not in on_edges and name != layer.input]
     return float(sum(layer.tensors[name].bytes for name in unassigned))
-
-
-def _prefixes(layer: Layer) -> list[str]:
-    """Return the name prefix of each layer of a block (a period of unlike layers)."""
-    return [op.name.removesuffix("qkv") for op in layer.forward if op.name.endswith("qkv")]
 
 
 def make_block(
@@ -329,10 +314,10 @@ def _block(
         named = {entry.name: entry for entry, _ in workload.layers}
         form, head_layer, loss = config, named["head"], named["loss"]
         loss_bytes = float(sum(loss.tensors[n].bytes for n in loss.saved))
+    # Of each layer of a block (a period of unlike layers).
+    prefixes = [op.name[: -len("qkv")] for op in layer.forward if op.name.endswith("qkv")]
     chains = tuple(
-        chain
-        for prefix in _prefixes(layer)
-        for chain in _LayerReader(workload, layer, prefix).chains(form)
+        chain for prefix in prefixes for chain in _LayerReader(workload, layer, prefix).chains(form)
     )
     head_reader = _LayerReader(workload, head_layer)
     return WaferBlock(
@@ -352,18 +337,15 @@ def _block(
 
 
 def _check_form(model: str, config: ModelConfig) -> None:
-    forms = [
-        feature
-        for feature, present in (
-            ("latent attention", bool(config.latent_kv)),
-            ("image patches", bool(config.patch_inputs)),
-            ("an encoder before them", bool(config.encoder_layers)),
-            ("mixers other than attention", config.recurrent),
-        )
-        if present
-    ]
-    if forms:
+    features = {
+        "latent attention": config.latent_kv,
+        "image patches": config.patch_inputs,
+        "an encoder before them": config.encoder_layers,
+        "mixers other than attention": config.recurrent,
+    }
+    form = next((feature for feature, present in features.items() if present), None)
+    if form is not None:
         raise AtollError(
-            f"model {model}: its blocks have {forms[0]}; a wafer maps transformer blocks of plain "
+            f"model {model}: its blocks have {form}; a wafer maps transformer blocks of plain "
             "attention and an MLP or experts (GPT, BERT, Llama, Mixtral and like families)."
         )

@@ -1,18 +1,22 @@
 """Codes: one tag per digit, written as a string such as "nnk": legality, layouts, and the codes
-that a shape is solved over: all of them, those of one dimension, or several subsets.
+that a shape is solved over: all of them, those of one dimension, or several subsets. Also the
+number of mappings with stages of one shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import prod
+from math import comb, gcd, log10, prod
 
 import numpy as np
 
 from atoll.base.arrays import Ints
-from atoll.fabric.digits import Digits, factors
-from atoll.wafer.encoding.block_parts import KINDS, Roles, WaferBlock
+from atoll.fabric.digits import Digits, digit_systems, factors
+from atoll.fabric.mesh import ALGORITHMS
+from atoll.hardware.wafer import Wafer
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.block_parts import FATES, KINDS, SCHEDULES, Roles, WaferBlock
 
 PART_CODES = 81  # most codes of a subset on the digits that do not cut samples
 
@@ -30,22 +34,13 @@ def parts_of(code: str, digits: Digits) -> Parts:
     return parts
 
 
-@lru_cache(maxsize=1 << 14)
-def cuts_of(code: str, digits: Digits) -> tuple[tuple[str, int], ...]:
-    """Return `parts_of` sorted: equal for codes with equal splits."""
-    return tuple(sorted(parts_of(code, digits).items()))
-
-
 def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
     """Whether no dimension is cut into more pieces than its size, and samples evenly."""
-    if len(code) != digits.count:
+    if len(code) != digits.count or not sizes.keys() >= {*code}:
         return False
     parts = parts_of(code, digits)
-    if any(tag not in sizes for tag in parts):
-        return False
-    if sizes["b"] % parts.get("b", 1):
-        return False
-    return all(count <= sizes[tag] for tag, count in parts.items() if tag != "r")
+    fits = all(count <= sizes[tag] for tag, count in parts.items() if tag != "r")
+    return fits and sizes["b"] % parts.get("b", 1) == 0
 
 
 def legal_codes(sizes: dict[str, int], digits: Digits) -> tuple[str, ...]:
@@ -102,21 +97,10 @@ def divisible(sizes: dict[str, int], dies: int) -> bool:
 
 
 @lru_cache(maxsize=1 << 12)
-def _splits(tag_sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
-    sizes = dict(tag_sizes)
-    partial: set[tuple[tuple[str, int], ...]] = {()}
-    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
-    for prime in factors(dies):
-        grown = set()
-        for parts in partial:
-            for tag in tags:
-                finer = dict(parts)
-                finer[tag] = finer.get(tag, 1) * prime
-                fits = tag == "r" or finer[tag] <= sizes[tag]
-                if fits and sizes["b"] % finer.get("b", 1) == 0:
-                    grown.add(tuple(sorted(finer.items())))
-        partial = grown
-    return tuple(dict(parts) for parts in sorted(partial))
+def _splits(sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
+    tags = [tag for tag, _ in sizes]
+    pairs = (zip(tags, counts, strict=True) for counts in _codes_by_split(sizes, dies))
+    return tuple(map(dict, sorted(sorted((t, n) for t, n in cut if n > 1) for cut in pairs)))
 
 
 def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> Ints:
@@ -208,3 +192,60 @@ def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> t
     tags = "".join(tag for tag, size in sizes.items() if (size > 1 or tag == "r") and tag != "b")
     choices = tuple("b" if d in cut else tags for d in range(digits.count))
     return _legal_codes(tuple(sizes.items()), digits, choices)
+
+
+def code_count(sizes: dict[str, int], dies: int) -> int:
+    """Count the codes of an operator; digits are primes, so that the shape does not matter."""
+    # A dimension larger than the number of dies counts like one of that size.
+    bounded_sizes = {
+        tag: gcd(size, dies) if tag == "b" else min(size, dies) for tag, size in sizes.items()
+    }
+    return sum(_codes_by_split(tuple(sorted(bounded_sizes.items())), dies).values())
+
+
+@lru_cache(maxsize=1 << 14)
+def _codes_by_split(sizes: tuple[tuple[str, int], ...], dies: int) -> dict[tuple[int, ...], int]:
+    """Return how many codes have each legal split, given as parts in the order of `sizes`."""
+    codes_by_split = {(1,) * len(sizes): 1}
+    for prime in factors(dies):
+        next_codes: dict[tuple[int, ...], int] = {}
+        for parts, count in codes_by_split.items():
+            for position, (tag, size) in enumerate(sizes):
+                part = parts[position] * prime
+                if tag == "r" or (part <= size and (tag != "b" or size % part == 0)):
+                    finer = (*parts[:position], part, *parts[position + 1 :])
+                    next_codes[finer] = next_codes.get(finer, 0) + count
+        codes_by_split = next_codes
+    return codes_by_split
+
+
+def _blocks(block: WaferBlock, dies: int, homes: int) -> tuple[int, int, int]:
+    """Count the values of one stage's variables (stream layout; codes of all passes, home and
+    collectives of every operator), and the fates of all saved tensors without and with a helper.
+    """
+    count: int = code_count(block.stream_sizes, dies) * (2 * len(ALGORITHMS)) ** len(block.units)
+    for unit in block.units:
+        weighted = unit.parameters > 0
+        count *= code_count(unit.sizes, dies) ** (3 if weighted else 2) * (homes if weighted else 1)
+    saved = len(block.saved_names)
+    return count, 2**saved, len(FATES) ** saved
+
+
+def log10_mappings(
+    wafer: Wafer, model: str, batch: int, sequence: int, homes: Sequence[str],
+    microbatches: Sequence[int],
+) -> float:  # fmt: skip
+    """Return log10 of the number of mappings with stages of one shape along the snake."""
+    total = 0
+    for microbatch in (b for b in microbatches if b <= batch):
+        block = make_block(model, microbatch, sequence)
+        for width in range(1, wafer.columns + 1):
+            for height in range(1, wafer.rows + 1):
+                codes, kept_choices, offload_choices = _blocks(block, width * height, len(homes))
+                codes *= len(digit_systems(width, height))
+                most_stages = min(block.layers, (wafer.columns // width) * (wafer.rows // height))
+                for stages in range(1, most_stages + 1):
+                    genes = codes * (kept_choices + (stages - 1) * (offload_choices - kept_choices))
+                    layers = comb(block.layers - 1, stages - 1)
+                    total += len(SCHEDULES) * layers * genes**stages
+    return log10(total)

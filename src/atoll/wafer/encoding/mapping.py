@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -27,7 +28,7 @@ from atoll.files.jsonfile import read_object
 from atoll.files.yamlfile import validate_dict
 from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import (
+from atoll.wafer.encoding.block_parts import (
     FATES,
     HOMES,
     KEEP,
@@ -37,8 +38,8 @@ from atoll.wafer.encoding.block_mapping import (
     SCHEDULE_1F1B,
     SCHEDULES,
     BlockMapping,
+    WaferBlock,
 )
-from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import legal
 from atoll.workload.families.model_config import ModelConfig
 
@@ -86,18 +87,12 @@ class WaferMapping:
 
     def file(self) -> MappingFile:
         """Return the mapping as a file model."""
-        block = self.blocks()
-        return MappingFile(
-            model=self.model if isinstance(self.model, str) else self.model.name,
-            batch=self.batch,
-            microbatch=self.microbatch,
-            sequence=self.sequence,
-            streaming=self.streaming,
-            algorithm=self.algorithm,
-            schedule=self.schedule,
-            optimizer=self.optimizer,
-            stages=tuple(_stage_file(stage, block) for stage in self.stages),
-        )
+        block, model = self.blocks(), self.model
+        fields: Any = vars(self) | {
+            "model": model if isinstance(model, str) else model.name,
+            "stages": tuple(_stage_file(stage, block) for stage in self.stages),
+        }
+        return MappingFile(**fields)
 
     def to_dict(self) -> dict[str, JsonValue]:
         """Return the mapping as plain data."""
@@ -108,13 +103,26 @@ class WaferMapping:
 
 
 def _stage_file(stage: StageMapping, block: WaferBlock) -> StageFile:
-    r, genes = stage.rectangle, stage.block
+    genes = stage.block
+    gradients = genes.gradients or ((None, None),) * len(genes.codes)
+    collectives = genes.collectives or ((None, None),) * len(genes.codes)
+    rows = zip(block.units, genes.codes, genes.homes, gradients, collectives, strict=False)
     return StageFile(
-        rectangle=(r.x, r.y, r.width, r.height),
+        rectangle=astuple(stage.rectangle),
         digits=DigitsFile(x=stage.digits.x, y=stage.digits.y),
         layers=stage.layers,
         stream=genes.stream,
-        operators={unit.name: _operator_file(genes, i) for i, unit in enumerate(block.units)},
+        operators={
+            unit.name: OperatorFile(
+                code=code,
+                weight_placement=home,
+                data=data,
+                weight=weight,
+                streaming=streaming,
+                algorithm=algorithm,
+            )
+            for unit, code, home, (data, weight), (streaming, algorithm) in rows
+        },
         keep={
             name: "offload" if fate == OFFLOAD else bool(fate)
             for name, fate in zip(block.saved_names, genes.keep, strict=True)
@@ -124,31 +132,16 @@ def _stage_file(stage: StageMapping, block: WaferBlock) -> StageFile:
     )
 
 
-def _operator_file(genes: BlockMapping, index: int) -> OperatorFile:
-    data, weight = genes.gradients[index] if genes.gradients else (None, None)
-    streaming, algorithm = genes.collectives[index] if genes.collectives else (None, None)
-    return OperatorFile(
-        code=genes.codes[index],
-        weight_placement=genes.homes[index],
-        data=data,
-        weight=weight,
-        streaming=streaming,
-        algorithm=algorithm,
-    )
-
-
 def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
     operators = list(file.operators.values())
     differ = any(op.data is not None or op.weight is not None for op in operators)
     collectives = any(op.streaming is not None or op.algorithm is not None for op in operators)
+    fates = {"offload": OFFLOAD, True: KEEP, False: RECOMPUTE}
     genes = BlockMapping(
         file.stream,
         tuple(op.code for op in operators),
         tuple(op.weight_placement for op in operators),
-        tuple(
-            OFFLOAD if fate == "offload" else KEEP if fate else RECOMPUTE
-            for fate in file.keep.values()
-        ),
+        tuple(fates[fate] for fate in file.keep.values()),
         tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if differ),
         tuple(
             (streaming if op.streaming is None else op.streaming, op.algorithm or algorithm)
@@ -156,25 +149,15 @@ def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
             if collectives
         ),
     )
-    digits = Digits(file.digits.x, file.digits.y)
-    return StageMapping(
-        Rectangle(*file.rectangle), digits, file.layers, genes, file.head, file.offload_target
-    )
+    rectangle, digits = Rectangle(*file.rectangle), Digits(file.digits.x, file.digits.y)
+    return StageMapping(rectangle, digits, file.layers, genes, file.head, file.offload_target)
 
 
 def mapping_of(file: MappingFile) -> WaferMapping:
     """Return the mapping that a file describes."""
-    return WaferMapping(
-        model=file.model,
-        batch=file.batch,
-        microbatch=file.microbatch,
-        sequence=file.sequence,
-        stages=tuple(_stage(stage, file.streaming, file.algorithm) for stage in file.stages),
-        streaming=file.streaming,
-        algorithm=file.algorithm,
-        schedule=file.schedule,
-        optimizer=load_states(file.optimizer).name,
-    )
+    stages = tuple(_stage(stage, file.streaming, file.algorithm) for stage in file.stages)
+    fields: Any = dict(file) | {"stages": stages, "optimizer": load_states(file.optimizer).name}
+    return WaferMapping(**fields)
 
 
 def from_dict(data: Mapping[str, JsonValue], where: str = "mapping") -> WaferMapping:
@@ -222,9 +205,8 @@ def problems(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die]
 def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
     stage = mapping.stages[number]
     if stage.helper is None:
-        return (
-            ["offloads tensors, but has no offload target"] if OFFLOAD in stage.block.keep else []
-        )
+        offloads = OFFLOAD in stage.block.keep
+        return ["offloads tensors, but has no offload target"] if offloads else []
     if stage.helper == number or not 0 <= stage.helper < len(mapping.stages):
         return [f"offload target {stage.helper} is not another stage"]
     return []

@@ -20,11 +20,11 @@ import numpy as np
 
 from atoll.base.arrays import Floats
 from atoll.wafer.costs.tables import BlockTables
-from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES, HelperPath, SolvedBlock
+from atoll.wafer.encoding.block_parts import SEARCHED_HOMES, HelperPath, SolvedBlock
 from atoll.wafer.exact.gradient_codes import GradientCodeRefiner
 from atoll.wafer.exact.limited_search import CandidatePath, LimitedSearch, MemoryLimits
 from atoll.wafer.exact.pass_states import PassStates
-from atoll.wafer.exact.paths import FREE, BlockPaths
+from atoll.wafer.exact.paths import FREE
 from atoll.wafer.exact.shared_states import (
     DecoupledBound,
     Rules,
@@ -62,14 +62,7 @@ class BlockSolver:
         self._fewest_bytes: dict[tuple[int, int, bool], Floats] = {}
         """By layers, microbatches in flight and whether nothing can be offloaded."""
         self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
-        codes = tables.stream.codes
-        share = np.array([tables.stream_share(code) for code in codes])
-        self.paths = BlockPaths(
-            self.states.chains,
-            np.array([tables.stream_s(code) for code in codes]),
-            share * tables.setting.stream_saved_bytes(tables.block),
-            np.array([tables.buffer_bytes(code) for code in codes]),
-        )
+        self.paths = self.states.paths
         self._separate_passes = passes and not volume_only
         self._refiner = GradientCodeRefiner(self.states, tables) if self._separate_passes else None
 
@@ -86,9 +79,7 @@ class BlockSolver:
     def _decoupled(self) -> DecoupledBound | None:
         if not self._separate_passes:
             return None
-        # The paths without offloading are those of the states.
-        paths = replace(self.paths, chains=self.states.chains)
-        return DecoupledBound.from_states(self.states, paths, weight_gradient_costs(self.tables))
+        return DecoupledBound.from_states(self.states, weight_gradient_costs(self.tables))
 
     # -- without a limit -----------------------------------------------------------------------
 
@@ -131,9 +122,8 @@ class BlockSolver:
 
     def fastest_fits(self, layers: int, in_flight: int, limit_bytes: float) -> bool:
         """Return whether the fastest mapping fits."""
-        fastest = self._fastest
-        size = self.paths.stage_bytes(fastest.stream, fastest.cost, layers, in_flight)
-        return size <= limit_bytes
+        stage_bytes = self._fastest.cost.memory_bytes(layers, in_flight)
+        return stage_bytes + float(self.paths.buffer_bytes[self._fastest.stream]) <= limit_bytes
 
     def solve(
         self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0,

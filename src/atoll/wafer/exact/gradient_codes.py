@@ -15,7 +15,7 @@ import numpy as np
 from atoll.base.arrays import Floats, Ints
 from atoll.wafer.costs.tables import BlockTables, delay_s
 from atoll.wafer.costs.weight_placement import GradientTables, fetch_s
-from atoll.wafer.encoding.block_mapping import OFFLOAD, BlockCost, BlockMapping, HelperPath
+from atoll.wafer.encoding.block_parts import OFFLOAD, BlockCost, BlockMapping, HelperPath
 from atoll.wafer.exact.paths import PathChoices, by_chain
 from atoll.wafer.exact.shared_states import SharedStates
 
@@ -61,9 +61,8 @@ class GradientCodeRefiner:
             saved_bytes += chain_bytes
         if saved_s <= 1e-9 * cost.time_s:
             return genes, cost
-        better = replace(
-            cost, time_s=cost.time_s - saved_s, state_bytes=cost.state_bytes - saved_bytes
-        )
+        time_s, state_bytes = cost.time_s - saved_s, cost.state_bytes - saved_bytes
+        better = replace(cost, time_s=time_s, state_bytes=state_bytes)
         return replace(genes, gradients=tuple(pairs)), better
 
     def _refine_chain(
@@ -125,8 +124,7 @@ class GradientCodeRefiner:
         self, chain: int, unit: int, source: int, forward: int, home: str
     ) -> _WeightPasses:
         gradient = self._gradients[chain]
-        nodes = gradient.nodes
-        node, count = nodes[unit], len(nodes[unit].index)
+        node, count = gradient.nodes[unit], len(gradient.nodes[unit].index)
         code, first = forward % count, forward // count * count
         inputs = gradient.inputs(unit, np.array([source]), np.array([forward]))
         stored = inputs.pick((0, 0))
@@ -134,11 +132,10 @@ class GradientCodeRefiner:
         if node.unit is None or not node.unit.parameters:
             seconds = stored.total_s + outputs.exchange_s[code] + outputs.gather_s[code]
             return _WeightPasses(seconds, first + np.arange(count), seconds)
-        weight = first + np.arange(count)
         codes = np.arange(count)
-        fetched_s = fetch_s(
-            node, weight[None, :], node.streams[weight][None, :], stored.pick(None), outputs
-        )
+        weight = first + codes
+        streams = node.streams[weight][None, :]
+        fetched_s = fetch_s(node, weight[None, :], streams, stored.pick(None), outputs)
         home_s, state_bytes = gradient.home(
             unit, home, np.full((1, 1), forward), first + codes[:, None], weight[None, :]
         )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
-from atoll.wafer.encoding.block_mapping import BlockCost
+from atoll.wafer.encoding.block_parts import BlockCost
 from atoll.wafer.exact import path_kernels, price_kernels
 from atoll.wafer.exact.paths import BlockPaths, MemoryPrice, PathChoices, PathStep
 
@@ -55,9 +55,7 @@ def fastest_labelled_path(
     chains: list[list[PathStep]], stream: int, start: tuple[float, float], limits: MemoryLimits,
     cap_s: float, price: MemoryPrice,
 ) -> PathChoices | None:  # fmt: skip
-    """Return the fastest path within the limits and below `cap_s`; None if there is none. `start`
-    are seconds and bytes of the stream layout before the first step.
-    """
+    """Return the fastest path within limits and below `cap_s`; `start`: seconds, bytes before."""
     steps = [step for chain in chains for step in chain]
     ends = {int(e) for e in np.cumsum([len(chain) for chain in chains]) - 1}
     completions = _completions(stream, steps, ends, price)
@@ -84,9 +82,7 @@ def fastest_labelled_path(
     choices = []
     label = int(labels.time_s.argmin())
     for labels in reversed(history):
-        choices.append(
-            [int(column[label]) for column in (labels.state, labels.option, labels.fate)]
-        )
+        choices.append((labels.state[label], labels.option[label], labels.fate[label]))
         label = int(labels.parent[label])
     return np.array(choices[::-1])
 
@@ -159,7 +155,9 @@ class LimitedSearch:
                 self.paths.chains, int(stream), start, self.limits, cap_s, price
             )
             if path is not None:
-                self._offer(int(stream), path, self.paths.path_cost(int(stream), path))
+                cost = self.paths.path_cost(int(stream), path)
+                if cost.time_s < (self._cap_s if self.best is None else self.best.cost.time_s):
+                    self.best = CandidatePath(int(stream), path, cost)
         return self.best
 
     def ordered_streams(self) -> Ints:
@@ -171,16 +169,9 @@ class LimitedSearch:
         local, offload = self._bisection.local_prices, self._bisection.offload_prices
         return MemoryPrice(float(local[stream]), float(offload[stream]), *self.copies)
 
-    def _offer(self, stream: int, path: PathChoices, cost: BlockCost) -> None:
-        least = self._cap_s if self.best is None else self.best.cost.time_s
-        if cost.time_s < least:
-            self.best = CandidatePath(stream, path, cost)
-
     def _search_prices(self) -> None:
-        """Search the prices of local and offloaded bytes.
-
-        The price of an offloaded byte lies between 0 and that of a local byte, at which offloading
-        saves nothing.
+        """Search the price of local bytes, and that of offloaded bytes as a share of it (from 0 to
+        1, at which offloading saves nothing).
         """
         stage = price_kernels.StageLimits(
             float(self.layers), float(self.in_flight), *self.copies, float(self.limits.local_bytes),
@@ -201,10 +192,7 @@ class LimitedSearch:
             low, high = 0.0, 1.0
             for _ in range(_RATIOS):
                 ratio = 0.5 * (low + high)
-                if bisect(ratio):
-                    low = ratio
-                else:
-                    high = ratio
+                low, high = (ratio, high) if bisect(ratio) else (low, ratio)
         stream = int(self._bisection.best_path[0, 0])
         if stream >= 0:
             path = self._bisection.best_path[1:]

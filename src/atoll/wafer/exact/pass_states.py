@@ -102,9 +102,7 @@ class PassStates:
     def _weight_passes_s(
         self, gradient: GradientTables, unit: int, source: PassPairs, target: PassPairs
     ) -> tuple[list[Ints], list[Floats]]:
-        """Return, by code of the weight gradient, its entries by state, and the seconds of its
-        pass (codes of the source, states).
-        """
+        """Return its entries by code and state, and seconds by code, source code and state."""
         node = target.nodes
         count = len(node.index)
         codes = np.arange(count)

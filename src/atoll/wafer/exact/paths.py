@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
-from atoll.wafer.encoding.block_mapping import KEEP, OFFLOAD, RECOMPUTE, BlockCost
+from atoll.wafer.encoding.block_parts import KEEP, OFFLOAD, RECOMPUTE, BlockCost
 from atoll.wafer.exact import path_kernels as kernels
 from atoll.wafer.exact import price_kernels
 
@@ -59,13 +59,6 @@ class PathStep:
     option_s: Floats
     state_bytes: Floats
 
-    @property
-    def fate_count(self) -> int:
-        """How many of `FATE_ORDER` the tensor may have."""
-        if not self.droppable:
-            return 1
-        return 2 if self.offload_s is None else 3
-
     def byte_prices(self, price: MemoryPrice) -> tuple[float, float, float, float]:
         """Price a byte of state, and a byte of the tensor if kept, recomputed or offloaded."""
         local, saved = price.local_s_per_byte, price.saved_copies
@@ -74,8 +67,9 @@ class PathStep:
 
     @cached_property
     def kernel_arrays(self) -> kernels.StepArrays:
-        """The step as kernels take it."""
+        """The step as kernels take it, with how many of `FATE_ORDER` the tensor may have."""
         offload_s = self.recompute_s if self.offload_s is None else self.offload_s
+        fates = (2 if self.offload_s is None else 3) if self.droppable else 1
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
 
         def writable(part: Floats, shape: tuple[int, ...] | None = None) -> Floats:
@@ -87,7 +81,7 @@ class PathStep:
         return kernels.StepArrays(
             writable(self.time_s), writable(self.saved_bytes), writable(self.recompute_s),
             writable(offload_s), writable(self.option_s, shape),
-            writable(self.state_bytes, shape), self.fate_count,
+            writable(self.state_bytes, shape), fates,
         )  # fmt: skip
 
     @property
@@ -122,9 +116,7 @@ class ReachCosts(NamedTuple):
 
 
 def least_chain_costs(steps: list[PathStep], price: MemoryPrice) -> tuple[Floats, list[ReachCosts]]:
-    """Return the least seconds + price x bytes of a chain for all stream layouts, and the costs
-    before each of its later steps.
-    """
+    """Return least seconds + price x bytes of a chain, and the costs before each later step."""
     costs = steps[0].least_costs(price)
     if len(steps) == 1:
         return costs.diagonal(), []
@@ -188,10 +180,9 @@ class BlockPaths:
         cost if a byte costs 1 and seconds nothing.
         """
         price = MemoryPrice(1.0, 0.0, saved_copies, state_copies)
-        total = np.zeros(len(self.stream_s))
-        for steps in self.chains:
-            total += least_chain_costs([step.without_seconds for step in steps], price)[0]
-        return total
+        chains = ([step.without_seconds for step in steps] for steps in self.chains)
+        costs = (least_chain_costs(steps, price)[0] for steps in chains)
+        return sum(costs, np.zeros(len(self.stream_s)))
 
     def fastest_path(self, stream: int) -> PathChoices:
         """Return the fastest path of a stream layout, without a memory limit."""
@@ -214,15 +205,6 @@ class BlockPaths:
         ends = np.cumsum([len(steps) for steps in self.chains])
         return price_kernels.PackedSteps(addresses, shapes, fates, ends)
 
-    def fastest_bytes(self, stream: int) -> tuple[float, float]:
-        """Return bytes of state and kept bytes per microbatch of a stream layout's fastest path."""
-        cost = self.path_cost(stream, self.fastest_path(stream))
-        return cost.state_bytes, cost.kept_bytes
-
     def path_cost(self, stream: int, path: PathChoices) -> BlockCost:
         outside = self.stream_s, self.stream_saved_bytes
         return BlockCost(*price_kernels.path_cost(self.packed_steps, *outside, stream, path))
-
-    def stage_bytes(self, stream: int, cost: BlockCost, layers: int, in_flight: int) -> float:
-        """Return the bytes of a stage on one die."""
-        return cost.memory_bytes(layers, in_flight) + float(self.buffer_bytes[stream])

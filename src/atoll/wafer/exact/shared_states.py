@@ -30,7 +30,7 @@ from atoll.wafer.costs.tables import (
 )
 from atoll.wafer.costs.weight_placement import GradientTables, home_bytes, home_cost
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_mapping import BlockMapping, HelperPath
+from atoll.wafer.encoding.block_parts import BlockMapping, HelperPath
 from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.paths import (
     FATE_ORDER,
@@ -89,6 +89,17 @@ class SharedStates:
             )  # fmt: skip
         return steps
 
+    @cached_property
+    def paths(self) -> BlockPaths:
+        """The chains, and the costs of each stream layout outside them."""
+        tables, codes = self.tables, self.tables.stream.codes
+        share = np.array([tables.stream_share(code) for code in codes])
+        return BlockPaths(
+            self.chains, np.array([tables.stream_s(code) for code in codes]),
+            share * tables.setting.stream_saved_bytes(tables.block),
+            np.array([tables.buffer_bytes(code) for code in codes]),
+        )  # fmt: skip
+
     def offloading_chains(self, away: HelperPath) -> list[list[PathStep]]:
         """Return the steps of a stage that may offload tensors to another stage's memory."""
         offloading = []
@@ -100,7 +111,8 @@ class SharedStates:
     def block_mapping(self, stream: int, path: PathChoices) -> BlockMapping:
         operators = np.concatenate([choices[:-1] for choices in by_chain(self.chains, path)])
         entries, options, _ = operators.T.tolist()
-        pairs = list(zip(self._units, entries, strict=True))
+        units = (nodes for chain in self.tables.nodes for nodes in chain)
+        pairs = list(zip(units, entries, strict=True))
         algorithm = self.tables.setting.algorithm
         collectives = tuple((bool(node.streams[entry]), algorithm) for node, entry in pairs)
         steps = (step for chain in self.chains for step in chain)
@@ -111,10 +123,6 @@ class SharedStates:
             tuple(FATE_ORDER[fate] for step, fate in fates if step.droppable), (),
             collectives if len(self.tables.modes) > 1 else (),
         )  # fmt: skip
-
-    @property
-    def _units(self) -> Sequence[NodeTable]:
-        return [nodes for chain in self.tables.nodes for nodes in chain]
 
 
 def offload_s(edge: EdgeTable, node: NodeTable, away: HelperPath) -> Floats:
@@ -155,9 +163,7 @@ class DecoupledBound:
     """Cached `least_costs`; with offload they are the same for any number in flight."""
 
     @staticmethod
-    def from_states(
-        states: SharedStates, paths: BlockPaths, gradients: WeightGradientCosts
-    ) -> DecoupledBound:
+    def from_states(states: SharedStates, gradients: WeightGradientCosts) -> DecoupledBound:
         tables, rules = states.tables, states.rules
         forward: list[list[PathStep]] = []
         but_weight: list[list[PathStep]] = []
@@ -188,8 +194,8 @@ class DecoupledBound:
                         step, time_s=step.time_s + np.where(source_sliced, fetch_added_s, 0.0),
                         option_s=home_s[:, None, :], state_bytes=state_bytes[:, None, :],
                     )  # fmt: skip
-        forward_paths = replace(paths, chains=forward)
-        return DecoupledBound(forward_paths, backward, replace(paths, chains=but_weight))
+        forward_paths = replace(states.paths, chains=forward)
+        return DecoupledBound(forward_paths, backward, replace(states.paths, chains=but_weight))
 
     @cached_property
     def but_weight_s(self) -> float:
@@ -205,7 +211,8 @@ class DecoupledBound:
     def fastest_bytes(self) -> tuple[float, float]:
         """Bytes of state and bytes kept per microbatch of a layer that takes `bound_s`."""
         stream = int(self.least_costs(FREE).argmin())
-        return self.forward.fastest_bytes(stream)
+        cost = self.forward.path_cost(stream, self.forward.fastest_path(stream))
+        return cost.state_bytes, cost.kept_bytes
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
         """Return the least seconds + price x (state + in flight x kept) bytes per layer over all
@@ -229,16 +236,13 @@ class DecoupledBound:
         return self._costs_by_price[price]
 
     def _least_costs(self, price: MemoryPrice, paths: BlockPaths) -> Floats:
-        total: Floats = paths.least_costs(price) + self._backward_s
-        return total
+        return np.asarray(paths.least_costs(price) + self._backward_s)
 
     @cached_property
     def _backward_s(self) -> Floats:
         """Least seconds of the data passes, which hold no bytes."""
-        total = np.zeros(len(self.forward.stream_s))
-        for steps in self.backward:
-            total = total + least_chain_costs(steps, FREE)[0]
-        return total
+        costs = (least_chain_costs(steps, FREE)[0] for steps in self.backward)
+        return sum(costs, np.zeros(len(self.forward.stream_s)))
 
     def pass_bounds(self) -> tuple[list[ChainBounds], list[ChainBounds]]:
         """Return the bounds in seconds of every chain, forward and backward."""
@@ -371,8 +375,7 @@ def _weight_gradient_s(
     fetched_s = exposed(fetch_s, node.weight_s, node.streams)
 
     def least(seconds: Floats) -> Floats:
-        least_s: Floats = (seconds[:, None] + to_home_share_s).min(axis=0)
-        return least_s
+        return np.asarray((seconds[:, None] + to_home_share_s).min(axis=0))
 
     sum_share_s, gather_share_s = node.gradient_sum_s / rounds, node.weight_gather_s / rounds
     once_s, often_s = least(weight_s + sum_share_s), least(weight_s + summed_s)

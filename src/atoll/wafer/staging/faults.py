@@ -59,9 +59,7 @@ def sample_faults(wafer: Wafer, dead_share: float, random: np.random.Generator) 
     return Faults(tuple((int(x), int(y)) for y, x in np.argwhere(dead)))
 
 
-def map_around(
-    planner: Planner, faults: Faults, microbatches: Sequence[int], most_pieces: int = MOST_PIECES
-) -> MappingCost | None:
+def map_around(planner: Planner, faults: Faults, microbatches: Sequence[int]) -> MappingCost | None:
     """Find the best mapping that avoids faults; None if nothing fits.
 
     Microbatches are tried in order until two in a row gain nothing: large ones have many codes.
@@ -70,7 +68,7 @@ def map_around(
     broken, dead = faults.all_links(wafer), faults.unusable(wafer)
     tilings = [
         rectangles
-        for pieces in range(1, most_pieces + 1)
+        for pieces in range(1, MOST_PIECES + 1)
         if len(rectangles := guillotine(wafer.rows, wafer.columns, pieces, dead, faults.links))
         == pieces
     ]
@@ -106,14 +104,13 @@ def degraded(
 ) -> FaultsAnswer:  # fmt: skip
     """Sample faulty wafers: throughput as shares of the healthy one's; `around` maps on one."""
     random = np.random.default_rng(seed)
-    shares: list[float] = []
     rows = []
     for _ in range(samples):
         faults = sample_faults(wafer, dead_share, random)
         evaluation = healthy if not faults.dies else around(faults)
         share = 0.0 if evaluation is None else evaluation.samples_per_s / healthy.samples_per_s
-        shares.append(min(1.0, share))
         rows.append(FaultyWafer(dead_dies=tuple(faults.dies), kept=share))
+    shares = [min(1.0, row.kept) for row in rows]
     return FaultsAnswer(
         dead_share=dead_share,
         samples=samples,

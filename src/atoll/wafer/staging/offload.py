@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.fabric.mesh import Rectangle
-from atoll.wafer.encoding.block_mapping import HelperPath
+from atoll.wafer.encoding.block_parts import HelperPath
 
 RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory reserved for offloaded tensors
 

@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.fabric.digits import Digits, digit_systems
@@ -23,7 +22,7 @@ from atoll.step.states import STATES, States
 from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import (
+from atoll.wafer.encoding.block_parts import (
     EXTERNAL,
     OFFLOAD,
     OPTIMIZER,
@@ -32,8 +31,8 @@ from atoll.wafer.encoding.block_mapping import (
     SEARCHED_HOMES,
     HelperPath,
     SolvedBlock,
+    WaferBlock,
 )
-from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import Parts, code_sets, most_codes, split_codes
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import (
@@ -105,13 +104,6 @@ class _StageBlock:
         return EXTERNAL in self.solved.mapping.homes
 
 
-class _PeakDemand(NamedTuple):
-    in_flight: int
-    """Microbatches whose activations a stage holds."""
-    delayed_bytes: float
-    """Bytes per layer for delayed weight passes, with tensors cut over all dies."""
-
-
 class Planner:
     """Solves stages for one wafer, model, batch and sequence, and caches them."""
 
@@ -126,7 +118,7 @@ class Planner:
         self.options = options or WaferOptions()
         self.most_codes = most_codes
         self._allowed_splits: Mapping[str, Sequence[Parts]] | None = None
-        self._exacts: dict[tuple[object, ...], list[tuple[Digits, BlockSolver]]] = {}
+        self._exacts: dict[tuple[object, ...], list[BlockSolver]] = {}
         """Solvers of the shapes used last: they are large."""
         self._fastest: dict[tuple[int, int, int], float] = {}
         self._solved: dict[tuple[object, ...], tuple[_StageBlock | None, float]] = {}
@@ -149,13 +141,19 @@ class Planner:
 
     def exacts(
         self, width: int, height: int, microbatch: int, homes: tuple[str, ...] = ()
-    ) -> list[tuple[Digits, BlockSolver]]:
+    ) -> list[BlockSolver]:
         """Return the solvers of a shape, one per digit system, for these homes or any."""
         shape, homes = (width, height, microbatch), homes or self.options.homes
         key = *shape, homes
-        exacts = self._exacts.pop(key, None)
+        options, exacts = self.options, self._exacts.pop(key, None)
         if exacts is None:
-            exacts = [(tables.digits, self._exact(tables, homes)) for tables in self.tables(*shape)]
+            exacts = [
+                BlockSolver(
+                    tables, homes, recompute=options.recompute, volume_only=options.volume_only,
+                    tolerance=self.tolerance, passes=options.passes,
+                )
+                for tables in self.tables(*shape)
+            ]  # fmt: skip
             while len(self._exacts) >= MOST_SHAPES:
                 del self._exacts[next(iter(self._exacts))]
         self._exacts[key] = exacts
@@ -194,13 +192,6 @@ class Planner:
         planner._exacts, planner._fastest, planner._solved = {}, {}, {}
         return planner
 
-    def _exact(self, tables: BlockTables, homes: tuple[str, ...]) -> BlockSolver:
-        return BlockSolver(
-            tables, homes, recompute=self.options.recompute,
-            volume_only=self.options.volume_only, tolerance=self.tolerance,
-            passes=self.options.passes,
-        )  # fmt: skip
-
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:
         """Lower bound on this planner's seconds per layer on a shape: unlimited memory, less the
         tolerance. The exact solver's `bound_s` holds for all mappings.
@@ -208,7 +199,7 @@ class Planner:
         key = width, height, microbatch
         if key not in self._fastest:
             unlimited_s = []
-            for _, exact in self.exacts(*key):
+            for exact in self.exacts(*key):
                 check_stop(self.stop)
                 unlimited_s.append(exact.unlimited.cost.time_s)
             self._fastest[key] = min(unlimited_s, default=INFINITY) * (1.0 - TOLERANCE)
@@ -229,7 +220,7 @@ class Planner:
         if best is not None or cap_s <= searched_s:
             return best
         best_s = cap_s
-        for digits, exact in self.exacts(*shape, microbatch, homes):
+        for exact in self.exacts(*shape, microbatch, homes):
             check_stop(self.stop)
             # Solving this many codes within a memory limit takes too long.
             if self._allowed_splits is not None and not exact.fastest_fits(
@@ -241,7 +232,8 @@ class Planner:
             solver = exact if away is None else exact.with_offload(away)
             solved = solver.solve(layers, in_flight, limit, offload_bytes, best_s)
             if solved and (not best or solved.cost.time_s < best.solved.cost.time_s):
-                best = _StageBlock(digits, solved, exact.tables.buffer_bytes(solved.mapping.stream))
+                buffer_bytes = exact.tables.buffer_bytes(solved.mapping.stream)
+                best = _StageBlock(exact.tables.digits, solved, buffer_bytes)
                 best_s = min(best_s, INFINITY if self.options.passes else solved.cost.time_s)
         self._solved[key] = best, cap_s
         return best
@@ -401,7 +393,7 @@ class Planner:
         self, pipe: StagePipeline, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
     ) -> Iterator[_StageBlock]:
         r, helpers, external = pipe.rectangles[stage], pipe.helpers, EXTERNAL in homes
-        in_flight = self._peak_demand(pipe, stage).in_flight
+        in_flight = self._peak_demand(pipe, stage)[0]
         limit = self._free_bytes(pipe, stage, layers, external)
         away, offload_bytes = None, 0.0
         if helpers is not None:
@@ -419,7 +411,7 @@ class Planner:
 
     def _free_bytes(self, pipe: StagePipeline, stage: int, layers: int, external: bool) -> float:
         """Return the bytes per die for a stage's layers and ends."""
-        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage).delayed_bytes
+        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage)[1]
         if external:
             dies = pipe.rectangles[stage].size
             free_bytes -= streamed_bytes(self._block(pipe), self.options.states, dies)
@@ -427,27 +419,26 @@ class Planner:
             free_bytes -= pipe.helpers.reserved_bytes[stage]
         return free_bytes
 
-    def _peak_demand(self, pipe: StagePipeline, stage: int) -> _PeakDemand:
-        """Return a stage's demand at its memory peak."""
+    def _peak_demand(self, pipe: StagePipeline, stage: int) -> tuple[int, float]:
+        """Return the microbatches in flight at a stage's memory peak, and the bytes per layer for
+        delayed weight passes, with tensors cut over all dies.
+        """
         position = pipe.schedule, len(pipe.rectangles), stage, self.rounds(pipe.microbatch)
         most, late = max((peak for peak in peaks(*position) if peak[0]), key=lambda peak: peak[1])
         layer_bytes = delayed_bytes(self._block(pipe), pipe.rectangles[stage].size)
-        return _PeakDemand(int(most), late * layer_bytes)
+        return int(most), late * layer_bytes
 
     def _end_bytes(self, pipe: StagePipeline, stage: int, external: bool) -> tuple[float, ...]:
         """Return the most and least bytes of embedding or head, before the stream is solved."""
         r = pipe.rectangles[stage]
-        if not any(pipe.ends(stage)):
-            return (0.0,)
-        exacts = self.exacts(r.width, r.height, pipe.microbatch)
+        exacts = self.exacts(r.width, r.height, pipe.microbatch) if any(pipe.ends(stage)) else []
         if not exacts:
             return (0.0,)
-        block, (digits, exact) = self._block(pipe), exacts[0]
-        stream = exact.tables.stream.codes[0]
-        setting = self.setting(pipe.microbatch)
-        codes = head_codes(block, digits, stream)
+        block, tables = self._block(pipe), exacts[0].tables
+        where = block, tables.digits, self.setting(pipe.microbatch), tables.stream.codes[0]
+        codes = head_codes(block, tables.digits, tables.stream.codes[0])
         least, most = (
-            ends_cost(block, digits, setting, stream, code, *pipe.ends(stage), external).bytes
+            ends_cost(*where, code, *pipe.ends(stage), external).bytes
             for code in (codes[0], codes[-1])
         )
         return (least,) if least >= most else (most, least)
@@ -457,7 +448,7 @@ class Planner:
     ) -> EndsChoice:
         """Return the fastest embedding or head that fits in addition to the layers."""
         block, genes, cost = self._block(pipe), choice.solved.mapping, choice.solved.cost
-        in_flight = self._peak_demand(pipe, stage).in_flight
+        in_flight = self._peak_demand(pipe, stage)[0]
         free_bytes = self._free_bytes(pipe, stage, layers, choice.external)
         free_bytes -= cost.memory_bytes(layers, in_flight) + choice.buffer_bytes
         modes = (True, False) if self.options.streaming else (False,)

@@ -31,11 +31,7 @@ class Tiling(NamedTuple):
 
 
 def guillotine(
-    rows: int,
-    columns: int,
-    pieces: int,
-    dead: Sequence[Die] = (),
-    dead_links: Sequence[Link] = (),
+    rows: int, columns: int, pieces: int, dead: Sequence[Die] = (), dead_links: Sequence[Link] = ()
 ) -> tuple[Rectangle, ...]:
     """Return at most `pieces` rectangles that cover the most working dies, in reading order."""
     links = [*dead_links, *((die, die) for die in dead)]
@@ -48,9 +44,7 @@ def guillotine(
 
     @cache
     def best(x: int, y: int, width: int, height: int, count: int, usable: bool) -> Tiling:
-        """Return the best tiling relative to its corner; a usable rectangle's depends on its sides
-        alone, and is computed at (0, 0).
-        """
+        """Return the best tiling relative to its corner; usable ones are computed at (0, 0)."""
         if count == 0:
             return Tiling(0, 0, ())
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
 from atoll.answers.answer import build_from
@@ -30,11 +30,9 @@ from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.step.stages import even_sizes
-from atoll.wafer.baselines.accpar import accpar_codes
 from atoll.wafer.costs.layer_cost import mapping_tables
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_mapping import OPTIMIZER, BlockMapping
-from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding.block_parts import OPTIMIZER, BlockMapping, WaferBlock
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import MappingCost, ends_by_time, evaluate, head_codes, setting_of
@@ -104,13 +102,7 @@ class _MethodSetting(NamedTuple):
     """Rank of a setting fixed by the paper: the smallest that fits is taken."""
 
 
-class _EvaluatedSetting(NamedTuple):
-    setting: _MethodSetting
-    evaluation: MappingCost
-
-    @property
-    def rank(self) -> tuple[float, str]:
-        return self.evaluation.step_s, self.setting.words
+_EvaluatedSetting = tuple[_MethodSetting, MappingCost]
 
 
 class _BaselineTask(NamedTuple):
@@ -132,25 +124,23 @@ class _BaselineTask(NamedTuple):
         """Divide layers evenly over stages with the same variables; None if that is illegal."""
         block = self.block(microbatch)
         heads = head_codes(block, digits, genes.stream)
-        units = zip(genes.codes, block.units, strict=True)
-        fits = all(legal(code, unit.sizes, digits) for code, unit in units)
-        if not fits or not heads or not legal(genes.stream, block.stream_sizes, digits):
+        sizes = block.stream_sizes, *(unit.sizes for unit in block.units)
+        codes = zip((genes.stream, *genes.codes), sizes, strict=True)
+        fits = all(legal(code, tags, digits) for code, tags in codes)
+        if not fits or not heads or len(rectangles) > block.layers:
             return None
-        if len(rectangles) > block.layers:
-            return None
-        sizes = even_sizes(block.layers, len(rectangles))
+        layers = even_sizes(block.layers, len(rectangles))
         stages = tuple(
-            StageMapping(rectangle, digits, layers, genes, heads[-1])
-            for rectangle, layers in zip(rectangles, sizes, strict=True)
+            StageMapping(rectangle, digits, count, genes, heads[-1])
+            for rectangle, count in zip(rectangles, layers, strict=True)
         )
         mapping = WaferMapping(
             self.model, self.batch, microbatch, self.sequence, stages, streaming, "ring",
             optimizer=self.optimizer,
         )  # fmt: skip
         setting, ends = setting_of(self.wafer, mapping), (len(stages) == 1, True)
-        external = "external" in genes.homes
-        ends_arguments = block, digits, setting, genes.stream
-        _, head, _ = ends_by_time(*ends_arguments, ends, external, (streaming,))[0]
+        outside = "external" in genes.homes, (streaming,)
+        _, head, _ = ends_by_time(block, digits, setting, genes.stream, ends, *outside)[0]
         return replace(mapping, stages=tuple(replace(stage, head=head) for stage in stages))
 
 
@@ -168,7 +158,7 @@ def run_baseline(
     for setting in _METHODS[name](task):
         check_stop(stop)
         if setting.mapping is not None:
-            priced.append(_EvaluatedSetting(setting, evaluate(wafer, setting.mapping)))
+            priced.append((setting, evaluate(wafer, setting.mapping)))
     if not priced:
         return None
     variants = {
@@ -177,10 +167,10 @@ def run_baseline(
         )
         for kind in dict.fromkeys(s.variant for s, _ in priced if s.variant)
     }
-    fixed = [row for row in priced if row.setting.fixed is not None]
+    fixed = [row for row in priced if row[0].fixed is not None]
     preferred = min((s.fixed for s, e in fixed if e.fits and s.fixed is not None), default=None)
     if preferred is not None:
-        fixed = [row for row in fixed if row.setting.fixed == preferred]
+        fixed = [row for row in fixed if row[0].fixed == preferred]
     return replace(
         _best(name, wafer, priced, stop),
         variants=variants,
@@ -191,39 +181,36 @@ def run_baseline(
 def _best(
     name: str, wafer: Wafer, priced: list[_EvaluatedSetting], stop: StopCheck
 ) -> WaferBaseline:
-    fitting = [row for row in priced if row.evaluation.fits]
+    def rank(row: _EvaluatedSetting) -> tuple[float, str]:
+        return row[1].step_s, row[0].words
+
+    fitting = [row for row in priced if row[1].fits]
     if fitting:
-        setting, evaluation = min(fitting, key=lambda row: row.rank)
+        setting, evaluation = min(fitting, key=rank)
         return WaferBaseline(name, setting.words, evaluation, True, evaluation.memory_bytes)
-    least = min(e.memory_bytes for _, e in priced)
+    least = min(evaluation.memory_bytes for _, evaluation in priced)
     rescued = []
     for setting, evaluation in priced:
         check_stop(stop)
-        smaller = _least_recompute(wafer, evaluation.mapping)
-        if smaller is not None:
-            again = evaluate(wafer, smaller)
-            if again.fits:
-                rescued.append(_EvaluatedSetting(setting, again))
+        smaller = _least_recompute(wafer, evaluation)
+        if smaller is not None and (again := evaluate(wafer, smaller)).fits:
+            rescued.append((setting, again))
     if rescued:
-        setting, evaluation = min(rescued, key=lambda row: row.rank)
+        setting, evaluation = min(rescued, key=rank)
         words = f"{setting.words}, least recomputation"
         return WaferBaseline(name, words, evaluation, False, least)
-    setting, evaluation = min(
-        priced, key=lambda row: (row.evaluation.memory_bytes, row.setting.words)
-    )
+    setting, evaluation = min(priced, key=lambda row: (row[1].memory_bytes, row[0].words))
     return WaferBaseline(name, setting.words, evaluation, False, least)
 
 
-def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
+def _least_recompute(wafer: Wafer, evaluation: MappingCost) -> WaferMapping | None:
     """Keep, in every stage of the mapping, the fastest set of tensors that fits."""
-    block = mapping.blocks()
-    setting = setting_of(wafer, mapping)
-    evaluation = evaluate(wafer, mapping)
+    mapping = evaluation.mapping
+    block, setting = mapping.blocks(), setting_of(wafer, mapping)
     stages = []
     for number, stage in enumerate(mapping.stages):
-        exact = BlockSolver(
-            mapping_tables(block, stage.digits, setting, stage.block), (stage.block.homes[0],)
-        )
+        tables = mapping_tables(block, stage.digits, setting, stage.block)
+        exact = BlockSolver(tables, (stage.block.homes[0],))
         in_flight = min(len(mapping.stages) - number, mapping.microbatches)
         limit = wafer.memory_bytes - evaluation.stages[number].ends.bytes
         solved = exact.solve(stage.layers, in_flight, limit)
@@ -256,37 +243,30 @@ def _tp_tags(block: WaferBlock) -> Iterator[str]:
 
 
 def _megatron(task: _BaselineTask) -> Iterator[_MethodSetting]:
-    wafer, batch = task.wafer, task.batch
+    wafer = task.wafer
     for tp in (4, 8):
-        for dp, width, height in _consecutive(wafer, tp):
+        for (dp, width, height), samples in product(_consecutive(wafer, tp), (1, 2, 4)):
+            microbatch = dp * samples
+            digits = digit_systems(width, height)[-1]
+            outer = _data_digits(digits, tp)
+            if microbatch > task.batch or outer is None:
+                continue
             most = (wafer.columns // width) * (wafer.rows // height)
-            for samples in (1, 2, 4):
-                microbatch = dp * samples
-                if microbatch > batch:
-                    continue
-                block = task.block(microbatch)
-                digits = digit_systems(width, height)[-1]
-                split = _inner_tensor(digits, tp)
-                if split is None:
-                    continue
-                codes = tuple(
-                    "".join("b" if outer else tag for outer in split) for tag in _tp_tags(block)
+            block, rectangles = task.block(microbatch), _row_major(wafer, width, height, most)
+            codes = ["".join("b" if d else tag for d in outer) for tag in _tp_tags(block)]
+            for sequence_parallel, policy in product((True, False), POLICIES):
+                tag = "s" if sequence_parallel else "r"
+                stream = "".join("b" if d else tag for d in outer)
+                words = (
+                    f"tensor {tp} x pipeline {most} x data {dp}, microbatch {microbatch}, "
+                    f"{'sequence parallel, ' if sequence_parallel else ''}"
+                    f"{'no' if policy == 'none' else policy} recomputation"
                 )
-                rectangles = _row_major(wafer, width, height, most)
-                for sequence_parallel in (True, False):
-                    tag = "s" if sequence_parallel else "r"
-                    stream = "".join("b" if outer else tag for outer in split)
-                    for policy in POLICIES:
-                        words = (
-                            f"tensor {tp} x pipeline {most} x data {dp}, microbatch "
-                            f"{microbatch}, {'sequence parallel, ' if sequence_parallel else ''}"
-                            f"{'no' if policy == 'none' else policy} recomputation"
-                        )
-                        genes = _block_mapping(block, stream, codes, "optimizer", policy)
-                        mapping = task.mapping(rectangles, digits, microbatch, genes, False)
-                        plain = tp == 8 and policy == "full" and not sequence_parallel
-                        kind = f"{policy} recomputation"
-                        yield _MethodSetting(words, mapping, kind, most if plain else None)
+                genes = _block_mapping(block, stream, codes, "optimizer", policy)
+                mapping = task.mapping(rectangles, digits, microbatch, genes, False)
+                plain = tp == 8 and policy == "full" and not sequence_parallel
+                kind = f"{policy} recomputation"
+                yield _MethodSetting(words, mapping, kind, most if plain else None)
 
 
 def _consecutive(wafer: Wafer, tp: int) -> Iterator[tuple[int, int, int]]:
@@ -301,18 +281,17 @@ def _consecutive(wafer: Wafer, tp: int) -> Iterator[tuple[int, int, int]]:
             yield dp, across * tp, dp // across
 
 
-def _inner_tensor(digits: Digits, tp: int) -> list[bool] | None:
+def _data_digits(digits: Digits, tp: int) -> list[bool] | None:
     """Return which digits are data parallel if the innermost of x are tensor parallel."""
     outer = [True] * digits.count
-    tp_left = tp
     for i in reversed(range(len(digits.x))):
-        if tp_left == 1:
+        if tp == 1:
             break
-        if tp_left % digits.x[i]:
+        if tp % digits.x[i]:
             return None
-        tp_left //= digits.x[i]
+        tp //= digits.x[i]
         outer[i] = False
-    return outer if tp_left == 1 else None
+    return outer if tp == 1 else None
 
 
 def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rectangle, ...]:
@@ -324,27 +303,24 @@ def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rect
 
 
 def _deepspeed(task: _BaselineTask) -> Iterator[_MethodSetting]:
-    wafer, batch = task.wafer, task.batch
-    for width, height, stages in _replicas(wafer, batch):
+    for (width, height, stages), samples in product(_replicas(task.wafer, task.batch), (1, 2)):
         dies = width * height
-        digits = digit_systems(width, height)[0]
-        rectangles = _row_major(wafer, width, height, stages)
-        for samples in (1, 2):
-            microbatch = dies * samples
-            if microbatch > batch and samples > 1:
-                continue
-            block = task.block(microbatch)
-            code = "b" * digits.count
-            for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
-                genes = _block_mapping(block, code, (code,) * len(block.units), home)
-                fixed = stage if stage > 1 and stages == 1 else None
-                for streaming in (True, False):
-                    words = (
-                        f"ZeRO-{stage}, data {dies} x pipeline {stages}, microbatch {microbatch}"
-                        f"{'' if streaming else ', blocking'}"
-                    )
-                    mapping = task.mapping(rectangles, digits, microbatch, genes, streaming)
-                    yield _MethodSetting(words, mapping, f"ZeRO-{stage}", fixed)
+        microbatch = dies * samples
+        if microbatch > task.batch and samples > 1:
+            continue
+        block, digits = task.block(microbatch), digit_systems(width, height)[0]
+        rectangles = _row_major(task.wafer, width, height, stages)
+        code = "b" * digits.count
+        for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
+            genes = _block_mapping(block, code, (code,) * len(block.units), home)
+            fixed = stage if stage > 1 and stages == 1 else None
+            for streaming in (True, False):
+                words = (
+                    f"ZeRO-{stage}, data {dies} x pipeline {stages}, microbatch {microbatch}"
+                    f"{'' if streaming else ', blocking'}"
+                )
+                mapping = task.mapping(rectangles, digits, microbatch, genes, streaming)
+                yield _MethodSetting(words, mapping, f"ZeRO-{stage}", fixed)
 
 
 def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
@@ -360,46 +336,131 @@ def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
         yield from ((w, h, 1) for w, h in sampled_shapes if w * h == most)
 
 
-def _accpar(task: _BaselineTask) -> Iterator[_MethodSetting]:
-    wafer, batch = task.wafer, task.batch
-    for rows in (wafer.rows, wafer.rows - wafer.rows % 2 or 1):
-        for columns in (wafer.columns, wafer.columns - wafer.columns % 2 or 1):
-            digits = digit_systems(columns, rows)[0]
-            for microbatch in sorted({1, 2, 4, 8, 16, 32, 64, 128, batch}):
-                if microbatch > batch:
-                    continue
-                block = task.block(microbatch)
-                chosen = accpar_codes(block, digits)
-                if chosen is None:
-                    continue
-                words = f"{rows} x {columns} dies, microbatch {microbatch}, types "
-                genes = _block_mapping(block, *chosen, "replicated")
-                rectangle = (Rectangle(0, 0, columns, rows),)
-                mapping = task.mapping(rectangle, digits, microbatch, genes, False)
-                fixed = 1 if microbatch == batch else None
-                yield _MethodSetting(words + "/".join(genes.codes), mapping, fixed=fixed)
-
-
 def _weight_streaming(task: _BaselineTask) -> Iterator[_MethodSetting]:
-    wafer, batch = task.wafer, task.batch
-    width, height = wafer.columns, wafer.rows
-    digits = digit_systems(width, height)[0]
-    for microbatch in sorted({1, 2, 4, 8, 16, 32, 64, batch}):
-        if microbatch > batch:
+    wafer = task.wafer
+    digits = digit_systems(wafer.columns, wafer.rows)[0]
+    rectangle = (Rectangle(0, 0, wafer.columns, wafer.rows),)
+    for microbatch in sorted({1, 2, 4, 8, 16, 32, 64, task.batch}):
+        if microbatch > task.batch:
             continue
         block = task.block(microbatch)
-        samples = microbatch
-        tags = []
-        for radix in digits.radix:
-            tags.append("b" if samples % int(radix) == 0 else "s")
-            samples = samples // int(radix) if samples % int(radix) == 0 else samples
-        code = "".join(tags)
-        rows = prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s")
-        if rows > task.sequence:
-            continue
+        code = _tags(["I"] * digits.count, block, digits)
         genes = _block_mapping(block, code, (code,) * len(block.units), "external")
-        mapping = task.mapping((Rectangle(0, 0, width, height),), digits, microbatch, genes, True)
+        mapping = task.mapping(rectangle, digits, microbatch, genes, True)
         yield _MethodSetting(f"rows of the batch on all dies, microbatch {microbatch}", mapping)
+
+
+# --- AccPar ---------------------------------------------------------------------------------------
+
+
+def _accpar(task: _BaselineTask) -> Iterator[_MethodSetting]:
+    """Yield partition types chosen by communication volume alone (Song et al., HPCA 2020)."""
+    wafer, batch = task.wafer, task.batch
+    grid_rows = wafer.rows, wafer.rows - wafer.rows % 2 or 1
+    grid_columns = wafer.columns, wafer.columns - wafer.columns % 2 or 1
+    microbatches = sorted({1, 2, 4, 8, 16, 32, 64, 128, batch})
+    for rows, columns, microbatch in product(grid_rows, grid_columns, microbatches):
+        if microbatch > batch:
+            continue
+        block, digits = task.block(microbatch), digit_systems(columns, rows)[0]
+        genes = _block_mapping(block, *_accpar_codes(block, digits), "replicated")
+        rectangle = (Rectangle(0, 0, columns, rows),)
+        mapping = task.mapping(rectangle, digits, microbatch, genes, False)
+        words = f"{rows} x {columns} dies, microbatch {microbatch}, types {'/'.join(genes.codes)}"
+        yield _MethodSetting(words, mapping, fixed=1 if microbatch == batch else None)
+
+
+TYPES = ("I", "II", "III")
+
+
+def volume_between(previous: str, following: str, feature: float, error: float) -> float:
+    """Return the elements that move between two layers at an equal bipartition. At each, a layer
+    takes type I (rows of its input), II (its inputs' columns) or III (its outputs' columns); F is
+    the feature map and E the error tensor (previous type in rows, next in columns):
+
+                I             II            III
+        I       0             (F+E)/4       F/2
+        II      E/2           E/2           0
+        III     (F+E)/4       0             F/2
+    """
+    table = {
+        ("I", "I"): 0.0, ("I", "II"): (feature + error) / 4, ("I", "III"): feature / 2,
+        ("II", "I"): error / 2, ("II", "II"): error / 2, ("II", "III"): 0.0,
+        ("III", "I"): (feature + error) / 4, ("III", "II"): 0.0, ("III", "III"): feature / 2,
+    }  # fmt: skip
+    return table[previous, following]
+
+
+def _volume_within(kind: str, weight: float, inputs: float, outputs: float) -> float:
+    """Return what moves in a layer: weight gradient, output, or gradient of the input."""
+    return {"I": weight, "II": outputs, "III": inputs}[kind]
+
+
+def _accpar_codes(block: WaferBlock, digits: Digits) -> tuple[str, list[str]]:
+    """Return the stream's layout and a code per operator."""
+    linear = [unit for unit in block.units if unit.kind == "linear"]
+    weights = [float(unit.parameters) for unit in linear]
+    rows = float(block.microbatch * block.sequence)
+    inputs = [rows * unit.sizes["k"] for unit in linear]
+    outputs = [rows * unit.sizes["n"] for unit in linear]
+    types_by_layer: list[list[str]] = [[] for _ in linear]
+    for radix in digits.radix.tolist():
+        for i, kind in enumerate(_cheapest_types(weights, inputs, outputs)):
+            types_by_layer[i].append(kind)
+            inputs[i] /= 1 if kind == "III" else radix
+            outputs[i] /= 1 if kind == "II" else radix
+            weights[i] /= 1 if kind == "I" else radix
+    linear_codes = [_tags(types, block, digits) for types in types_by_layer]
+    codes: list[str] = []
+    layers = iter(linear_codes)
+    for unit in block.units:
+        if unit.kind == "linear":
+            written = next(layers)
+            codes.append(written)
+        else:
+            # The operator after a weighted layer has the layout of its output.
+            columns = "h" if unit.kind == "attention" else "c"
+            codes.append(written.replace("n", columns).replace("k", columns))
+    return linear_codes[0].replace("k", "c").replace("n", "r"), codes
+
+
+def _cheapest_types(
+    weights: list[float], inputs: list[float], outputs: list[float]
+) -> tuple[str, ...]:
+    """Return the types with the least volume; the last layer's output feeds the first."""
+    closed: list[tuple[float, tuple[str, ...]]] = []
+    for first in TYPES:
+        start = _volume_within(first, weights[0], inputs[0], outputs[0])
+        best_by_type: dict[str, tuple[float, tuple[str, ...]]] = {first: (start, (first,))}
+        for i in range(1, len(weights)):
+            best_by_type = {
+                kind: min(
+                    (
+                        volume
+                        + volume_between(previous, kind, inputs[i], inputs[i])
+                        + _volume_within(kind, weights[i], inputs[i], outputs[i]),
+                        (*path, kind),
+                    )
+                    for previous, (volume, path) in best_by_type.items()
+                )
+                for kind in TYPES
+            }
+        for last, (volume, path) in best_by_type.items():
+            closed.append((volume + volume_between(last, first, inputs[0], inputs[0]), path))
+    return min(closed)[1]
+
+
+def _tags(types: list[str], block: WaferBlock, digits: Digits) -> str:
+    """Return the code of types: type I cuts samples while enough are left, then the sequence."""
+    left = block.microbatch
+    tags = []
+    for kind, radix in zip(types, (int(r) for r in digits.radix), strict=True):
+        if kind == "I" and left % radix == 0:
+            left //= radix
+            tags.append("b")
+        else:
+            tags.append({"I": "s", "II": "k", "III": "n"}[kind])
+    return "".join(tags)
 
 
 _METHODS = {

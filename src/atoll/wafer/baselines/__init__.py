@@ -1,1 +1,0 @@
-"""What others would do on the same wafer."""
