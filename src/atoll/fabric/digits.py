@@ -79,6 +79,10 @@ class Digits:
             groups.setdefault(key, []).append((column, row))
         return list(groups.values())
 
+    def describe(self) -> str:
+        text = [".".join(str(r) for r in axis) or "1" for axis in (self.x, self.y)]
+        return f"x {text[0]}, y {text[1]}"
+
 
 @cache
 def factors(number: int) -> tuple[int, ...]:

@@ -161,8 +161,14 @@ def replay_mapping(
         fast_s = max(cost.block.time_s, cost.ports_s)
         change_s = stage.layers * (max(layer_s[key], cost.ports_s) - fast_s)
         scale = (plan.compute_s + change_s) / plan.compute_s
-        passes_s = {"forward_s": cost.forward_s * scale, "weight_s": cost.weight_s * scale}
-        stages.append(replace(plan, compute_s=plan.compute_s + change_s, **passes_s))
+        stages.append(
+            replace(
+                plan,
+                compute_s=plan.compute_s + change_s,
+                forward_s=None if plan.forward_s is None else plan.forward_s * scale,
+                weight_s=None if plan.weight_s is None else plan.weight_s * scale,
+            )
+        )
     replayed = replay_placement(replace(placement, stages=tuple(stages)))
     return DetailedStep(
         step_time_s=replayed.time_s,
