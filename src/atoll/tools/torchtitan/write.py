@@ -24,7 +24,7 @@ REGISTER = (files("atoll.tools.torchtitan") / "register.py.txt").read_text(encod
 """Code that registers a Llama-like shape."""
 RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
 
-ALLOCATOR = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+ALLOCATOR = "env PYTORCH_ALLOC_CONF=expandable_segments:True"
 """As torchtitan's run_train.sh sets it."""
 CONVERTERS = {
     "fp8": 'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)',
