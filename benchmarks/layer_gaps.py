@@ -19,7 +19,7 @@ from atoll.explore.answer.scope import open_space
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.run import prepare_search
 from atoll.hardware.accelerator import MIB
-from atoll.hardware.space import phaze_space
+from atoll.hardware.product_space import phaze_space
 from atoll.questions import SearchQuestion
 from atoll.workload import load_config, widths, zoo_names
 from record import figure, recorded

@@ -28,7 +28,8 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.catalog import load_network
-from atoll.hardware.space import DesignSpace, phaze_space
+from atoll.hardware.product_space import phaze_space
+from atoll.hardware.space import DesignSpace
 from atoll.profiles import DEFAULT
 from atoll.step.states import load_states
 from atoll.workload import load_config
@@ -80,7 +81,11 @@ def draw(number: int, chips: int, rng: np.random.Generator) -> RandomJob:
         for level in network.levels
     )
     setting = SearchSetting(
-        replace(network, levels=levels), DEFAULT, load_states("adam"), devices, "optimal"
+        network=replace(network, levels=levels),
+        profile=DEFAULT,
+        states=load_states("adam"),
+        devices=devices,
+        recompute="optimal",
     )
     whole = phaze_space()
     chosen = np.sort(rng.choice(len(whole), chips, replace=False))

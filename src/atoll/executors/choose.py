@@ -42,8 +42,7 @@ def choose_executor(workers: int | None, cluster: str | None, stop: StopCheck = 
 
 def spare_executor(executor: Executor) -> Executor:
     """Return one more local process, a copy of this one, next to an executor that may start
-    processes; otherwise this process, which runs a task when its result is requested.
-    """
+    processes; otherwise this process, which runs a task when its result is requested."""
     from atoll.executors.growing import Growing
     from atoll.executors.processes import LocalProcesses
 

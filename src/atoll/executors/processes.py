@@ -25,11 +25,9 @@ from atoll.executors.base import LostWorkerError, Task
 from atoll.executors.threads import set_threads
 
 _POLL_S = 0.1
-PATIENCE = 25
-"""Checks, 0.2 s apart, of a stopped or dead process before it is killed."""
+PATIENCE = 25  # checks, 0.2 s apart, of a stopped or dead process before it is killed
 _context: Any = None
-_working = False
-"""Whether this process is a worker that is running a task."""
+_working = False  # whether this process is a worker that is running a task
 _changing = threading.Lock()
 
 

@@ -64,17 +64,12 @@ class Accelerator:
     clock_Hz: float
     hbm: Hbm
     name: str = ""
-    template: ChipTemplate | None = None
-    """Chip template; None: the one described above."""
-    more: tuple[tuple[Parameter, float], ...] = ()
-    """Further parameters of another template."""
+    template: ChipTemplate | None = None  # chip template; None: the one described above
+    more: tuple[tuple[Parameter, float], ...] = ()  # further parameters of another template
     stated_core_buffer_bytes: int = 0
-    stalls: Stalls | None = None
-    """Stalls; None: those of the template."""
-    dies: int = 1
-    """Dies of the package."""
-    spare: float = 1.0
-    """Units on the die over those enabled."""
+    stalls: Stalls | None = None  # stalls; None: those of the template
+    dies: int = 1  # dies of the package
+    spare: float = 1.0  # units on the die over those enabled
 
     @property
     def core_buffer_bytes(self) -> int:

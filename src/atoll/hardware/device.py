@@ -20,8 +20,7 @@ from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, gpu_names, load_gpu
 
 CLOCK_STEPS = 1000
-CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}
-"""Multiply-adds per cell and clock."""
+CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}  # multiply-adds per cell and clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,7 @@ class TemplateChip:
         return self.accelerator.peak_flops * CELL_PRODUCTS[dtype]
 
     def with_compute(self, factor: float) -> TemplateChip:
-        chip = replace(self.accelerator, clock_Hz=self.clock_Hz * factor)
-        return replace(self, accelerator=chip)
+        return replace(self, accelerator=replace(self.accelerator, clock_Hz=self.clock_Hz * factor))
 
     def capped(self, cap_W: float) -> TemplateChip:
         """Return the chip at the highest clock that keeps its peak power within the cap."""

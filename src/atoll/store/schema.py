@@ -29,8 +29,7 @@ FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
 PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
 """Plan columns of the first model; `plans` has those of all models."""
 
-UNBOUNDED = sys.float_info.max
-"""Stored as the bound while nothing is bounded."""
+UNBOUNDED = sys.float_info.max  # stored as the bound while nothing is bounded
 _SUM = "crc INTEGER NOT NULL"
 
 

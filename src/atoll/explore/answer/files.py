@@ -10,8 +10,7 @@ from atoll.hardware.device import chip_yaml
 
 RESULT = "result.json"
 DESIGNS = "designs.csv"
-CHIP = "chip.yaml"
-"""The best chip, which `--device` of plan and estimate reads."""
+CHIP = "chip.yaml"  # the best chip, which `--device` of plan and estimate reads
 
 
 def result_files(result: SearchResult) -> dict[str, str]:

@@ -17,10 +17,8 @@ from atoll.answers.design import SizedChip, SlowerChip
 from atoll.answers.search import NearAnswer
 from atoll.explore.proof.branch_and_bound import Search
 
-SHARES = (0.005, 0.01)
-"""Relative slowdowns within which designs are counted."""
-MOST_CHIPS = 1000
-"""Most chips that are evaluated for the plateau, the highest bounds first."""
+SHARES = (0.005, 0.01)  # relative slowdowns within which designs are counted
+MOST_CHIPS = 1000  # most chips that are evaluated for the plateau, the highest bounds first
 _ROUNDING = 1e-12
 
 
@@ -29,8 +27,7 @@ class ChipSize(NamedTuple):
 
     area_mm2: float
     peak_power_W: float
-    cost_usd: float
-    """Of making the device; 0 for templates without a process."""
+    cost_usd: float  # of making the device; 0 for templates without a process
 
 
 SizeOf = Callable[[int], ChipSize]

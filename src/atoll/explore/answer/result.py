@@ -23,11 +23,7 @@ from atoll.answers.search import (
     SearchExplanation,
 )
 from atoll.base.notebook import answer_html, bar_text, summary_lines
-from atoll.base.units import (
-    FREQUENCY,
-    counted,
-    format_quantity,
-)
+from atoll.base.units import FREQUENCY, counted, format_quantity
 from atoll.explore.answer.scope import SearchScope
 from atoll.explore.pricing.price import PERS
 from atoll.hardware.accelerator import Accelerator
@@ -43,8 +39,7 @@ if TYPE_CHECKING:
 
 MIXED_PROCESS = "areas of 22 nm, energies of 7 nm"
 """For templates that use `hardware.area` and `hardware.energy`."""
-_WORTH_SAYING = 0.01
-"""Share of the answer's peak power: a design that saves less is not named."""
+_WORTH_SAYING = 0.01  # share of the answer's peak power: a design that saves less is not named
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,7 @@ class Design:
 
     def out_of_memory(self, plan: SearchedModel) -> float | None:
         """Return the chance that a plan needs more memory than a device has, as a plan of the
-        training planner states it; None where the interval of its memory ends below.
-        """
+        training planner states it; None where the interval of its memory ends below."""
         worst = max(plan.placement.stages, key=lambda stage: stage.total_memory_bytes)
         shares = memory_shares(plan.placement.zero, worst.memory_parts_bytes)
         error = spread(error_fits().memory, shares)

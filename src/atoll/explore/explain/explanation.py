@@ -33,14 +33,12 @@ _CHIP_FIELDS = (
     "tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_MiB", "clock_GHz",
     "hbm_GiB", "area_mm2",
 )  # fmt: skip
-STEPS_S = 60.0
-"""Time limit for the neighbours of a chip."""
+STEPS_S = 60.0  # time limit for the neighbours of a chip
 
 
 def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchExplanation:
     """Explain where the time goes, what limits operators, and why neighbours of the chip,
-    runners-up and existing devices (those of the search unless given) are not the answer.
-    """
+    runners-up and existing devices (those of the search unless given) are not the answer."""
     best, stop = result.best, Stop(STEPS_S)
     steps: tuple[Sensitivity, ...] = ()
     comparison: dict[str, DeviceComparison] = {}
@@ -50,8 +48,7 @@ def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchE
         steps = neighbours.steps()
         if stop():
             notes = (f"Neighbours of the chip were evaluated for {STEPS_S:g} s: some are missing.",)
-        comparer = DeviceComparer.of(result, neighbours)
-        comparison = comparer.compare(devices or tuple(result.beside))
+        comparison = DeviceComparer.of(result, neighbours).compare(devices or tuple(result.beside))
     except AtollError as error:
         if devices:
             raise

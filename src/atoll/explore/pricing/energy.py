@@ -145,8 +145,7 @@ def operator_repeats(variants: Variants) -> Floats:
 
 def variant_traffic(priced: PricedChips, repeats: Floats) -> tuple[Floats, Floats]:
     """Return the HBM and GLB bytes of one microbatch on one device, each of shape (chips,
-    variants). Bytes of other buffers are converted to GLB bytes of equal energy.
-    """
+    variants). Bytes of other buffers are converted to GLB bytes of equal energy."""
     costs, work, levels = priced.costs, priced.work, priced.chips.template.levels
     further = levels.J_per_byte if levels else ()
     glb_J = template_energy(priced.chips.template).glb_J_per_byte

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
+from atoll.explore.pricing.planned.layout_list import AllowedLayouts
 from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, RunTerms, planned_layouts
 from atoll.explore.pricing.workloads import Variant
-from atoll.fabric.network import Network
 from atoll.placement.chain import (
     Division,
     PlacementProblem,
@@ -27,7 +27,6 @@ from atoll.placement.chain import (
 )
 from atoll.placement.facts import ChainFacts
 from atoll.profile import Profile
-from atoll.step.states import States
 
 Row = tuple[float, ...]  # one layout, in the order of the fields of `StepFloors`
 
@@ -48,21 +47,11 @@ class PowerLimit:
         return " and ".join(f"{value:g} {unit}" for value, unit in limits if np.isfinite(value))
 
 
-@dataclass(frozen=True)
-class SearchSetting:
+@dataclass(frozen=True, kw_only=True)
+class SearchSetting(AllowedLayouts):
     """Settings shared by all chips and models of a search."""
 
-    network: Network
     profile: Profile
-    states: States
-    devices: int
-    recompute: str
-    zero: tuple[int, ...] = (0,)
-    orders: tuple[str, ...] = ("1f1b",)
-    hsdp: tuple[int, ...] = (1,)
-    """Replicas of ZeRO's sharding group; empty: any."""
-    vpp: tuple[int, ...] = ()
-    """Chunks per stage of the interleaved schedule; empty: those that divide evenly."""
     limit: PowerLimit | None = None
     """Limit on the mean power of a device during a pass; None: no limit."""
 
@@ -131,8 +120,7 @@ def list_layouts(
 
 def _undominated_rows(floors: StepFloors) -> list[Row]:
     """Return the rows of layouts, without those for which another layout with as many stages and
-    copies is no larger in any term.
-    """
+    copies is no larger in any term."""
     rows = np.unique(np.stack([column.astype(np.float64) for column in floors], axis=1), axis=0)
     kept_rows: list[Row] = []
     for stages in np.unique(rows[:, :2], axis=0):

@@ -23,12 +23,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_at, template_energy
 
 
-def computed_J(
-    chips: Chips,
-    macs: Floats,
-    vector_ops: Floats,
-    link_bytes: Floats,
-) -> Floats:
+def computed_J(chips: Chips, macs: Floats, vector_ops: Floats, link_bytes: Floats) -> Floats:
     """Return the joules of work on each chip, without HBM and shared buffers, (works, chips)."""
     energy = energy_at(chips.template, chips.process_nm)
     configs, config = chips.tensor_configs, chips.tensor_config[:, FIRST_OPTION]
@@ -100,8 +95,7 @@ def step_floors_s(
     rest_W: Floats | None = None,
 ) -> Floats:
     """Return lower bounds on the step seconds for any layout, shape (chips, variants). `rest_W`
-    overrides the idle power.
-    """
+    overrides the idle power."""
     step_s = np.zeros((len(chips), len(variants.variants)))
     if setting.limit is None:
         return step_s

@@ -26,8 +26,7 @@ EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
 """In rising order of cost, each about ten times the one before."""
 FIRST_VALUES, FIRST_TOLERANCE = 5, 0.002
 """Values per list, and the tolerance, of the first search of a large space."""
-FACTORS = (2.0, 1.25)
-"""Ratios between a first design's values and those of its neighbours."""
+FACTORS = (2.0, 1.25)  # ratios between a first design's values and those of its neighbours
 MANY_OPEN = 12
 """With more open chips than this, the last effort is spent on the incumbent before the second on
 others: a better incumbent rules chips out at once."""
@@ -35,8 +34,7 @@ others: a better incumbent rules chips out at once."""
 
 def exact_search(search: Search) -> SearchOutcome:
     """Search until no chip can beat the best, or `search.stop`. With a score to beat from another
-    search, there may be no best.
-    """
+    search, there may be no best."""
     if isinstance(search.space, ProductSpace) and not search.score:
         begin(search, search.space)
     bound_all(search)
@@ -64,8 +62,7 @@ def bound_all(search: Search) -> None:
 
 def begin(search: Search, space: ProductSpace) -> None:
     """Find a first incumbent of a large space: the best of a few values per list, then of far and
-    near neighbours until none is better.
-    """
+    near neighbours until none is better."""
     names = space.axes.names
     lists = [np.sort(values) for values in space.axes.lists()]
     spread = (np.linspace(0, len(values) - 1, FIRST_VALUES) for values in lists)
@@ -102,14 +99,8 @@ def _about(values: Floats, value: float, factor: float) -> Ints:
 def _best_in_part(search: Search, space: ProductSpace, score: float) -> tuple[int, float] | None:
     """Return number and score of the best chip of a part, None where no chip beats `score`."""
     try:
-        part = Search(
-            space.build(),
-            search.variants,
-            search.setting,
-            search.objective,
-            FIRST_TOLERANCE,
-            stop=search.stop,
-        )
+        inputs = search.variants, search.setting, search.objective, FIRST_TOLERANCE
+        part = Search(space.build(), *inputs, stop=search.stop)
         part.score = score
         bound_all(part)
     except InfeasibleError:
@@ -193,8 +184,7 @@ def _send(
     search: Search, chip: int, first: EvaluationKey, sent: dict[EvaluationKey, TaskCall]
 ) -> None:
     """Send the node that is needed now and those most likely needed next. Nodes sent with another
-    limit are solved again, as in a single process.
-    """
+    limit are solved again, as in a single process."""
     crew = search.crew
     wanted = [(first, chip)]
     if crew.capacity > 1:

@@ -28,8 +28,7 @@ from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.physical.physical_chip import Columns
 
 _PJ, _BITS = 1e-12, 8
-_OPERAND_BYTES, _RESULT_BYTES = 2, 4
-"""In bf16 and fp32."""
+_OPERAND_BYTES, _RESULT_BYTES = 2, 4  # in bf16 and fp32
 PARTS = ("cells", "operands", "lanes", "shared", "links", "dram", "static")
 
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.answer import build_from
 from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 from atoll.base.arrays import Floats
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
-from atoll.explore.pricing.planned.layout_list import Allowed, listed_layouts
+from atoll.explore.pricing.planned.layout_list import AllowedLayouts, listed_layouts
 from atoll.explore.pricing.planned.load_bounds import LoadBounds
 from atoll.explore.pricing.planned.path_bounds import path_floors
 from atoll.explore.pricing.planned.recompute_choices import (
@@ -141,21 +142,16 @@ class PlannedLayouts:
     run: Run
     facts: ChainFacts
     layouts: tuple[Layout, ...]
-    menus: tuple[Menu, ...]
-    """Recomputation choices per kind of block."""
-    costs: tuple[LayerCost, ...]
-    """Costs per run of equal layers in the chain, with zero time."""
+    menus: tuple[Menu, ...]  # recomputation choices per kind of block
+    costs: tuple[LayerCost, ...]  # costs per run of equal layers in the chain, with zero time
     kind: NDArray[np.int64]
     """Index of the distinct layer per entry of `costs`; `block`: kind of block, or -1."""
     block: NDArray[np.int64]
     tables: LayoutTables
     """The planner's tables for layers with zero time and a memory of 1 byte per second."""
-    apart: NDArray[np.bool_]
-    """Whether weight passes run separately, shape (sides,)."""
-    steps: StepFloors
-    """Terms of the step bounds; `fixed_s` excludes the optimizer's memory time."""
-    states: StateCosts
-    """State costs of all layouts, with a memory of 1 byte per second."""
+    apart: NDArray[np.bool_]  # whether weight passes run separately, shape (sides,)
+    steps: StepFloors  # terms of the step bounds; `fixed_s` excludes the optimizer's memory time
+    states: StateCosts  # state costs of all layouts, with a memory of 1 byte per second
     first: NDArray[np.int64]
     """Index of each layout's first stage in the stage arrays of `states`, shape (layouts,)."""
     needed: Floats
@@ -317,22 +313,17 @@ class PlannedLayouts:
         rows = tables.rows[[self.layouts.index(layout)]]
         row = layout_row(Sums(tables, rows), np.array(division.choices))
         parts = row.step.breakdown()
-        return PlacementAnswer(
+        return build_from(
+            PlacementAnswer,
+            layout,
             pipeline=layout.pp,
             tensor=layout.tp,
             data=layout.dp,
-            microbatch=layout.microbatch,
             microbatches=layout.microbatches(self.run.global_batch),
             step_time_s=row.step.time_s,
             stages=self._stages(layout, row, division.choices, chosen),
             time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
-            schedule=layout.schedule,
-            zero=layout.zero,
-            cp=layout.cp,
-            ep=layout.ep,
             etp=None if layout.etp == layout.tp else layout.etp,
-            vpp=layout.vpp,
-            hsdp=layout.hsdp,
             sp=layout.sp and layout.tp > 1,
         )
 
@@ -376,8 +367,7 @@ class PlannedLayouts:
 
 def _even_pipelines(layouts: Sequence[Layout], stages: int) -> NDArray[np.bool_]:
     """Return which layouts are pipelines of `stages` even stages with zero <= 1 and hsdp = vpp = 1,
-    with the 1f1b schedule if any layout has it. Shape (layouts,).
-    """
+    with the 1f1b schedule if any layout has it. Shape (layouts,)."""
     orders = {layout.schedule for layout in layouts}
     return np.array(
         [
@@ -403,11 +393,10 @@ def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
 
 
 def planned_layouts(
-    allowed: Allowed, variant: Variant, runs: list[RunTerms]
+    allowed: AllowedLayouts, variant: Variant, runs: list[RunTerms]
 ) -> PlannedLayouts | None:
     """Return the layouts that the setting allows for a variant; None if there are none. `runs` are
-    those of other variants; a new run is appended.
-    """
+    those of other variants; a new run is appended."""
     run, facts = _run(allowed, variant), variant.facts
     shared = next((of for of in runs if of[0] == run), None)
     if shared is None:
@@ -462,8 +451,7 @@ def planned_layouts(
 
 def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -> list[int]:
     """Return the indices of layouts whose HSDP replicas can help. More replicas need more memory
-    and longer updates, so at least one collective must be faster than with fewer replicas.
-    """
+    and longer updates, so at least one collective must be faster than with fewer replicas."""
     rows, kinds = tables.rows, tables.kinds
     sums = Sums(tables, rows)
     states = sums.states()
@@ -497,7 +485,7 @@ def _with(cost: LayerCost, menu: Menu | None) -> LayerCost:
     return replace(cost, policies=policies, loss_bytes=0.0, by_operator=tuple)
 
 
-def _run(allowed: Allowed, variant: Variant) -> Run:
+def _run(allowed: AllowedLayouts, variant: Variant) -> Run:
     """Return a run of the variant's model on chips with a memory of 1 byte per second."""
     config = variant.config
     stored = config if isinstance(config, StoredModel) else None

@@ -31,15 +31,11 @@ class LoadBounds:
     load and forward pass, so that lower bounds on the passes give one on the step.
     """
 
-    sums: Sums
-    """All layouts, without the times of layers."""
-    states: StateCosts
-    """With a memory of 1 byte per second."""
-    kind: NDArray[np.int64]
-    """Distinct layer of each layer; `block`: its kind of block, or -1."""
+    sums: Sums  # all layouts, without the times of layers
+    states: StateCosts  # with a memory of 1 byte per second
+    kind: NDArray[np.int64]  # distinct layer of each layer; `block`: its kind of block, or -1
     block: NDArray[np.int64]
-    apart: NDArray[np.bool_]
-    """Whether weight passes run separately, shape (sides,)."""
+    apart: NDArray[np.bool_]  # whether weight passes run separately, shape (sides,)
     _needed: dict[tuple[int, ...], Floats] = field(default_factory=dict)
     """Bytes of each stage by choice, shape (stages,)."""
 

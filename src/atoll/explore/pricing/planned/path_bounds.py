@@ -64,8 +64,7 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
             chunk[at : at + n * (q - 1) : n].sum()
             for at, n, q in zip(first.tolist(), per_stage.tolist(), p.tolist(), strict=True)
         ]
-        smallest = np.minimum.reduceat(chunk, first) * per_stage
-        least[sums.starts[chunked]] = smallest
+        least[sums.starts[chunked]] = np.minimum.reduceat(chunk, first) * per_stage
     fewest = np.minimum.reduceat(least, sums.starts) / rows[:, COPIES]
     m, split = rows[:, MICROBATCHES].astype(np.float64), rows[:, SPLIT] > 0
     pipes, late = stages > 1, LATE_BY_ORDER[sums.order]

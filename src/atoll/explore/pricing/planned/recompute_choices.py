@@ -24,10 +24,8 @@ class Menu:
 
     layer: Layer
     bytes: Floats
-    rerun: Floats
-    """Share of each operator that is recomputed, shape (choices, forward operators)."""
-    named: int
-    """Number of named policies, which are the last choices."""
+    rerun: Floats  # share of each operator that is recomputed, shape (choices, forward operators)
+    named: int  # number of named policies, which are the last choices
 
     @cached_property
     def attention(self) -> NDArray[np.bool_]:
@@ -44,8 +42,7 @@ class Menu:
 
     def levels(self, front: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Return the choices of a plan: `count` levels from most to fewest bytes kept, then the
-        named policies. `front` has the choices on the frontier, by ascending bytes.
-        """
+        named policies. `front` has the choices on the frontier, by ascending bytes."""
         levels = front[::-1][np.minimum(np.arange(count), len(front) - 1)]
         return np.append(levels, np.arange(len(self.bytes) - self.named, len(self.bytes)))
 
@@ -98,8 +95,7 @@ def with_kept_bytes(
 ) -> LayoutTables:
     """Return tables whose blocks keep these bytes per microbatch, shape (kinds of blocks, choices);
     the first choice of `tables` keeps everything. `block` is the kind of block of each layer, or
-    -1. Only the parts that determine memory are replaced.
-    """
+    -1. Only the parts that determine memory are replaced."""
     blocks = np.flatnonzero(block >= 0)
     kept = np.repeat(tables.kept[:, [0]], kept_bytes.shape[1], axis=1)
     kept[blocks] = kept_bytes[block[blocks]]
