@@ -171,8 +171,7 @@ class DaskCluster:
         self._ask(lambda: self._client.scheduler.unregister(**arguments))
 
     def _ask_workers(self) -> None:
-        """Refuse a cluster with a worker of another Atoll, and leave out one that joins later; each
-        is checked once."""
+        """Refuse a cluster with a worker of another Atoll; leave out one that joins later."""
         workers = set(self._workers())
         new = sorted(workers - self._checked_workers)
         refusals = self._refusals(new) if new else {}

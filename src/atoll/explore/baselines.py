@@ -18,9 +18,8 @@ from dataclasses import dataclass, field, replace
 from math import erfc
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Floats, Ints
 from atoll.base.stopping import Stop, StopCheck, StoppedError, check_stop, never
 from atoll.cost.chips import chips_of_space, memories
 from atoll.executors import Crew, Executor, TaskCall
@@ -35,7 +34,7 @@ from atoll.explore.proof.journal import EvaluatedPlan, Journal
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator_file
-from atoll.hardware.product_space import ProductSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.hardware.silicon.chip import (
     accelerator_area_mm2,
     chip_columns,
@@ -90,7 +89,7 @@ def chip_score(
     return None if outcome.best is None else outcome.score
 
 
-def reference_space(space: DesignSpace | ProductSpace) -> DesignSpace:
+def reference_space(space: SearchedSpace) -> DesignSpace:
     """Return the TPU v4-like chip of the space's template: unchanged where its area and power are
     published; otherwise with the HBM options of the space, and its silicon where the template has
     no numbers of its own."""
@@ -131,7 +130,7 @@ def baseline_names(variants: Variants) -> tuple[str, ...]:
 class BaselineInputs:
     """A search, for which the baselines are made."""
 
-    space: DesignSpace | ProductSpace
+    space: SearchedSpace
     variants: Variants
     setting: SearchSetting
     objective: Objective
@@ -163,9 +162,8 @@ class BaselineInputs:
         placed, file = self.best_of(space), load_accelerator_file(name)
         if file.published is not None:
             area_mm2, power_W = file.area_and_power()
-            placed = replace(
-                placed, area_mm2=area_mm2, peak_power_W=power_W, chip=None, published=True
-            )
+            placed = replace(placed, area_mm2=area_mm2, peak_power_W=power_W)
+            placed = replace(placed, chip=None, published=True)
         expert = replace(placed, score=self._expert_score(space), plans={})
         return dict(zip(REFERENCE, (expert, placed), strict=True))
 
@@ -238,7 +236,7 @@ def _unplaced(candidates: DesignSpace, design: int, options: Sequence[Hbm]) -> B
     return BaselineDesign(None, accelerator_area_mm2(least), peak_power_W(least))
 
 
-def design_number(space: DesignSpace | ProductSpace, chip: Accelerator) -> int | None:
+def design_number(space: SearchedSpace, chip: Accelerator) -> int | None:
     """Return the design number of a chip in a space, ignoring its HBM; None if absent."""
     template, columns = chip_template(chip), chip_columns(chip)
     if template is not space.template:
@@ -365,7 +363,7 @@ def _features(space: DesignSpace) -> Floats:
 
 
 def _device_log_s(
-    space: DesignSpace, designs: NDArray[np.int64], single: Variants, setting: SearchSetting
+    space: DesignSpace, designs: Ints, single: Variants, setting: SearchSetting
 ) -> Floats:
     """Return the mean over models of the log time of one microbatch on one device."""
     chips = chips_of_space(space.subset(designs), setting.profile)
@@ -430,7 +428,7 @@ class GaussianProcess:
         most = np.maximum(better, 0.0) + density
         most[self.observed] = -1.0
 
-        def expected(points: NDArray[np.int64]) -> Floats:
+        def expected(points: Ints) -> Floats:
             z = better[points] / deviation[points]
             probability = 0.5 * np.array([erfc(x) for x in (-z / np.sqrt(2)).tolist()])
             return np.asarray(better[points] * probability + density[points])

@@ -38,8 +38,7 @@ class Front:
 
 
 def fronts(search: Search) -> tuple[dict[str, Front], str]:
-    """Return the fronts by the name of their cost, and why they are not proven within the tolerance
-    (empty: they are)."""
+    """Return the fronts by cost, and why they are not proven within the tolerance (empty: are)."""
     gaps = prove_fronts(search, known_costs(search), TOLERANCE)
     proven = all(gap <= TOLERANCE for gap in gaps.values())
     within = {name: max(gap, TOLERANCE) for name, gap in gaps.items() if np.isfinite(gap)}
@@ -146,8 +145,7 @@ def prove_fronts(search: Search, costs: Mapping[str, Floats], tolerance: float) 
 def _next_chips(
     search: Search, rivals: CheaperChips, costs: Mapping[str, Floats], open_: Ints
 ) -> Ints:
-    """Return the most promising chips in ranges of every cost; where no evaluated chip costs as
-    little, the cheapest."""
+    """Return the most promising chips in ranges of every cost; the cheapest without a rival."""
     to_beat = rivals.to_beat(open_)
     first, others = open_[to_beat <= 0.0], open_[to_beat > 0.0]
     promise = search.scores[others] / to_beat[to_beat > 0.0]

@@ -28,8 +28,7 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.profile import Profile
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
@@ -84,7 +83,7 @@ def network_of(job: SearchQuestion, profile: Profile | None = None) -> Network:
 
 def make_objective(
     job: SearchQuestion,
-    space: DesignSpace | ProductSpace,
+    space: SearchedSpace,
     setting: SearchSetting,
     variants: Variants,
     stop: Stop | None = None,

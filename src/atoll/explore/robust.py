@@ -63,8 +63,7 @@ def space_under(space: DesignSpace, physics: Physics) -> DesignSpace:
 def constants_that_matter(
     space: DesignSpace, energies: bool = False, price: Price | None = None
 ) -> list[Constant]:
-    """Return the constants that change area, power, prices or (optionally) energies of the
-    chips."""
+    """Return the constants that change area, power, prices or (if asked) energies of chips."""
     probes = space.subset(np.linspace(0, len(space) - 1, _PROBES).astype(np.int64))
 
     def figures(chips: DesignSpace) -> Floats:
@@ -156,8 +155,7 @@ class DrawComparison:
         self.best_scores = np.zeros(0)
 
     def set_best(self, best_scores: Sequence[float]) -> None:
-        """Set the best scores of the draws; those in which no chip keeps to the limits are left
-        out."""
+        """Set the best scores of the draws, without those in which no chip is within the limits."""
         self.feasible_draws = _with_a_chip(best_scores[: len(self.draws.draws)])
         self.best_scores = np.array([best_scores[draw] for draw in self.feasible_draws])
 
@@ -306,10 +304,8 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     """Return the robustness of a search's answer under the draws of its job."""
     described = described_space(job)
     limits = limits_of(job, described)
-    free = replace(
-        limits, max_area_mm2=None, min_area_mm2=None, max_power_W=None, max_W_per_mm2=None
-    )
-    free = replace(free, edge=False, per_die=False)
+    free = replace(limits, max_area_mm2=None, min_area_mm2=None, edge=False, per_die=False)
+    free = replace(free, max_power_W=None, max_W_per_mm2=None)
     lists = replace(described, limits=limits)
     unlimited = with_solved_clocks(replace(described, limits=free).build(), lists)
     progress, limits_passes = search.progress, search.setting.limit is not None

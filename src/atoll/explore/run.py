@@ -19,9 +19,8 @@ from atoll.base.kernel_cache import compile_in_background
 from atoll.base.stopping import Stop, StoppedError
 from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
 from atoll.executors import Crew, Executor, InProcess, spare_executor
-from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
-from atoll.explore.answer.result import SearchResult
+from atoll.explore.answer.result import SearchResult, result_files
 from atoll.explore.answer.scope import SearchScope, open_space
 from atoll.explore.baselines import (
     BaselineDesign,
@@ -55,8 +54,7 @@ from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import Objective
 from atoll.explore.robust import robust_answer
 from atoll.explore.strategies import STRATEGIES
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.training.run import Run
@@ -128,7 +126,7 @@ class ChipProblem:
     """A job with its chips and the layouts on them."""
 
     job: SearchQuestion
-    space: DesignSpace | ProductSpace
+    space: SearchedSpace
     scope: SearchScope
     setting: SearchSetting
     variants: Variants

@@ -19,7 +19,7 @@ from atoll.explore.proof.journal import ChipEvaluation, EvaluatedPlan, Evaluatio
 from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
-from atoll.hardware.product_space import CLOCK, ProductSpace
+from atoll.hardware.product_space import CLOCK, SearchedSpace
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, TEMPLATES
 from atoll.hardware.space import DesignSpace
 from atoll.profiles import PROFILES
@@ -33,9 +33,7 @@ _DOUBLES = np.dtype("<f8")
 class StoredJournal(Journal):
     """Keeps a search in a `RunStore`."""
 
-    def __init__(
-        self, store: RunStore, variants: Variants, space: DesignSpace | ProductSpace
-    ) -> None:
+    def __init__(self, store: RunStore, variants: Variants, space: SearchedSpace) -> None:
         self.store = store
         self._variants = variants
         self._space = space
@@ -152,7 +150,7 @@ def _evaluated_plan(plan: StoredPlan) -> EvaluatedPlan:
 
 
 def identity(
-    job: SearchQuestion, space: DesignSpace | ProductSpace, network: Network, variants: Variants
+    job: SearchQuestion, space: SearchedSpace, network: Network, variants: Variants
 ) -> Identity:
     """Return what a result depends on: jobs with the same identity share their evaluations.
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from atoll.base.arrays import Floats
 
 if TYPE_CHECKING:
     from atoll.hardware.template.parameter import Parameter
@@ -32,7 +34,7 @@ class GlbBandwidth:
     per_mib_Bpc: float = 0.0
     fixed_Bpc: float = 0.0
 
-    def bytes_per_clock(self, glb_bytes: ArrayLike) -> NDArray[np.float64]:
+    def bytes_per_clock(self, glb_bytes: ArrayLike) -> Floats:
         return np.asarray(self.fixed_Bpc + self.per_mib_Bpc * (np.asarray(glb_bytes) / MIB))
 
 

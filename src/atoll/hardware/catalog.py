@@ -203,8 +203,7 @@ class AcceleratorFile(CoresFile):
         return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
 
     def _refuse_beyond_reticle(self, chip: Accelerator) -> None:
-        """Refuse dies that no reticle holds, by their published area or that of the physical
-        model."""
+        """Refuse dies that no reticle holds, by published area or the physical model's."""
         from atoll.hardware.silicon.chip import accelerator_area_mm2, chip_columns, chip_template
         from atoll.hardware.silicon.physical import is_physical
 

@@ -25,8 +25,7 @@ CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}  # multiply-adds pe
 
 @dataclass(frozen=True, slots=True)
 class TemplateChip:
-    """A chip of the template. Its cells do one 16-bit, two 8-bit or four 4-bit multiply-adds in a
-    clock."""
+    """A chip of the template. A cell does one 16-bit, two 8-bit or four 4-bit products a clock."""
 
     accelerator: Accelerator
     network: str = "dgx-a100"
@@ -109,8 +108,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """A device of the catalogue, or of a YAML file of either form: a chip of the template has
-    tensor cores."""
+    """Load a device of the catalogue or of a YAML file; a chip of the template has tensor cores."""
     path = Path(name_or_path)
     is_yaml = path.suffix in (".yaml", ".yml")
     if str(name_or_path) in accelerator_names() or (

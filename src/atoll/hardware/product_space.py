@@ -277,6 +277,9 @@ class ProductSpace:
         }
 
 
+SearchedSpace = DesignSpace | ProductSpace
+
+
 def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> DesignSpace:
     """PHAZE's 29,360 designs, from its rule: 13 x 13 x 8 x 8 x 7 points filtered by area.
 

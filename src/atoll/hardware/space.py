@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats
 from atoll.base.units import counted
 from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.hardware.energy import hbm_idle_W, hbm_power_W, template_energy
@@ -39,7 +39,7 @@ class DesignSpace:
     columns: Columns  # parameters of the template, what follows from them, and `glb_bandwidth_Bpc`
     area_mm2: Floats  # without HBM PHYs; see area_with
     hbm_options: tuple[Hbm, ...]
-    hbm_allowed: NDArray[np.bool_]  # [design, HBM option]: within the constraints together
+    hbm_allowed: Bools  # [design, HBM option]: within the constraints together
     template: ChipTemplate = SYSTOLIC
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class DesignSpace:
         if hbm is None:
             hbm = self.hbm_options[int(np.argmax(self.hbm_allowed[index]))]
         machine = {name: self.columns[name][index].item() for name in MACHINE}
-        stated = self.columns.get("core_buffer_bytes")
+        values, stated = self.values(index), self.columns.get("core_buffer_bytes")
         return Accelerator(
             **machine,
             glb_bandwidth_Bpc=float(self.glb_bandwidth_Bpc[index]),
@@ -102,9 +102,7 @@ class DesignSpace:
             name=f"{self.name}/{index}",
             template=None if self.template is SYSTOLIC else self.template,
             stated_core_buffer_bytes=0 if stated is None else int(stated[index]),
-            more=tuple(
-                (p, self.columns[p.name][index].item()) for p in self.template.extra_parameters
-            ),
+            more=tuple((p, values[p.name]) for p in self.template.extra_parameters),
         )
 
     def subset(self, indices: Sequence[int] | NDArray[Any]) -> DesignSpace:
@@ -184,7 +182,7 @@ class DesignLimits:
     (templates with dies)."""
 
 
-def allowed_options(space: DesignSpace, limits: DesignLimits) -> NDArray[np.bool_]:
+def allowed_options(space: DesignSpace, limits: DesignLimits) -> Bools:
     """[design, HBM option]: which pairs satisfy the limits."""
     allowed = np.ones_like(space.hbm_allowed)
     for _, satisfied in checks(space, limits):
@@ -192,7 +190,7 @@ def allowed_options(space: DesignSpace, limits: DesignLimits) -> NDArray[np.bool
     return allowed
 
 
-def checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, Bools]]:
     """Each stated constraint in words, with whether each [design, HBM option] satisfies it."""
     options = space.hbm_options
     shape = space.hbm_allowed.shape

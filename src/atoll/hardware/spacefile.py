@@ -180,9 +180,8 @@ class ChipSpaceFile(FileModel):
                 f"space {self.name}: topology: only chips of template {LINKED.name} have links "
                 "that tell them apart."
             )
-        return tuple(
-            dict.fromkeys(parse_topology(name).name for name in self.topology or TOPOLOGIES)
-        )
+        names = (parse_topology(name).name for name in self.topology or TOPOLOGIES)
+        return tuple(dict.fromkeys(names))
 
     def axes(self) -> DesignAxes:
         template = TEMPLATES[self.template]

@@ -193,9 +193,8 @@ class Wafer:
             # SRAM has no refreshes and no rows to open.
             c = replace(c, stalls=replace(chip_stalls(c), hbm=1.0))
         else:
-            memory = Hbm(
-                self.stacks * self.stack.capacity_bytes, self.stacks * self.stack.bandwidth_Bps
-            )
+            stacks, stack = self.stacks, self.stack
+            memory = Hbm(stacks * stack.capacity_bytes, stacks * stack.bandwidth_Bps)
         return replace(c, hbm=memory, name=self.name)
 
     @property

@@ -46,7 +46,7 @@ from atoll.serve.whatif import (
 from atoll.step.orders import SPLIT
 from atoll.step.parts import in_words
 from atoll.store import Identity, StoredDesign, StoredPlan, fingerprint
-from atoll.store.fingerprint import CODE
+from atoll.store.schema import CODE
 from atoll.workload import widths
 
 CACHE_SIZE = 64

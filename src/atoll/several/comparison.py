@@ -70,10 +70,9 @@ def _rows(
 ) -> tuple[ComparedRow, ...]:
     """Return a row for every name of a column; `otherwise` has the default values."""
     names = dict.fromkeys(name for column in columns for name in column)
-    full = (
-        columns if otherwise is None else [u | c for u, c in zip(otherwise, columns, strict=True)]
-    )
-    return tuple(_row(name, [column.get(name) for column in full]) for name in names)
+    if otherwise is not None:
+        columns = [usual | column for usual, column in zip(otherwise, columns, strict=True)]
+    return tuple(_row(name, [column.get(name) for column in columns]) for name in names)
 
 
 def _shapes(asked: Sequence[ComparedRow], runs: Sequence[Answer]) -> list[ComparedRow]:

@@ -26,7 +26,6 @@ from atoll.base.stopping import StoppedError
 from atoll.files.atomic_file import as_written, record_file, record_sums
 from atoll.step.certificate import Certificate
 from atoll.store import schema
-from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
 
 PROGRESS_S = 0.5
@@ -121,23 +120,25 @@ class RunStore:
     def _claim(self, job: Identity) -> None:
         """Record the job of a new folder, or refuse another job."""
         meta = {key: value for key, value, _ in self._records("meta")}
+        fingerprint = schema.fingerprint(job)
         if "fingerprint" not in meta:
-            records = [("fingerprint", fingerprint(job)), ("job", canonical_json(job))]
+            records = [("fingerprint", fingerprint), ("job", schema.canonical_json(job))]
             with self._transaction():
                 self._insert("INSERT", "meta", records)
-        elif meta["fingerprint"] != fingerprint(job):
+        elif meta["fingerprint"] != fingerprint:
             self._connection.close()
             raise AtollError(self._refusal(job, json.loads(meta["job"])))
 
     def _refusal(self, job: Identity, stored: Identity) -> str:
         # Fields that only one job has come from another version.
-        if all(job[name] == stored[name] for name in (job.keys() & stored.keys()) - set(CODE)):
+        shared = (job.keys() & stored.keys()) - set(schema.CODE)
+        if all(job[name] == stored[name] for name in shared):
             return (
                 f"out: {self.folder} was begun by {code_words(stored)}, this is {code_words(job)}, "
                 "and what the two compute must not be mixed; give another folder, or continue "
                 "with the atoll that began it."
             )
-        changes = "; ".join(differences(job, stored)[:3])
+        changes = "; ".join(schema.differences(job, stored)[:3])
         return f"out: {self.folder} holds another job ({changes}); give another folder."
 
     def _begin_run(self, executor: str, version: str) -> int:

@@ -31,11 +31,11 @@ def layer_report(
     levels = priced.chips.template.levels
     further = levels.names if levels else ()
     report = []
+    ptr, op = priced.passes.arrays.ptr, priced.passes.arrays.op
     for position, (layer, repeat) in enumerate(variant.facts.layers):
         for direction, name in enumerate(("forward", "backward")):
             schedule = solved[2 * position + direction]
             index = 2 * (variant.first_layer + position) + direction
-            ptr, op = priced.passes.arrays.ptr, priced.passes.arrays.op
             problem = priced.problem(chip, index)
             operators = []
             for j, operator in enumerate(priced.passes.operators(index)):

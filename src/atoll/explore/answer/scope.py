@@ -16,7 +16,7 @@ from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.topology import parse_linked_network, parse_topology
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
-from atoll.hardware.product_space import ProductSpace, phaze_space, widened_space
+from atoll.hardware.product_space import ProductSpace, SearchedSpace, phaze_space, widened_space
 from atoll.hardware.silicon.physical import PHYSICAL, is_physical
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options, template_axes
@@ -71,7 +71,7 @@ class SearchScope:
 
 def open_space(
     job: SearchQuestion, lifted: LiftedLimit = None
-) -> tuple[DesignSpace | ProductSpace, SearchScope]:
+) -> tuple[SearchedSpace, SearchScope]:
     """Return the space of a job within its limits (not built if large) and its scope."""
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
@@ -123,8 +123,7 @@ def open_space(
 
 
 def with_solved_clocks(space: DesignSpace, lists: ProductSpace) -> DesignSpace:
-    """Return the designs of a space, then those at the clocks that limits on power leave between
-    the clocks of the lists."""
+    """Return a space with the designs at clocks that limits on power leave between listed ones."""
     every = np.arange(len(lists))
     solved, _ = lists.solved_designs(every, lists.points(every))
     columns = [lists.hbm_options.index(hbm) for hbm in space.hbm_options]
@@ -162,8 +161,8 @@ def sustained_limit(job: SearchQuestion, lifted: LiftedLimit = None) -> PowerLim
 
 
 def _with_pass_limit(
-    space: DesignSpace | ProductSpace, scope: SearchScope, limit: PowerLimit | None
-) -> tuple[DesignSpace | ProductSpace, SearchScope]:
+    space: SearchedSpace, scope: SearchScope, limit: PowerLimit | None
+) -> tuple[SearchedSpace, SearchScope]:
     """Add the limit on the power of passes, which a chip must be below when idle."""
     if limit is None:
         return space, scope

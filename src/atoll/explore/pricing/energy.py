@@ -84,8 +84,7 @@ def step_energy(priced: PricedChips, placement: PlacementAnswer) -> StepEnergy:
 
 
 def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
-    """Return the energy model of one chip at the voltage of its clock; the static power includes
-    its idle HBM."""
+    """Return the energy model of a chip at its clock's voltage; static power has its idle HBM."""
     model, voltage = energy_at(chips.template, chips.process_nm[chip]), chips.template.voltage
     node = chips.clock_Hz[chip], chips.process_nm[chip]
     square = 1.0 if voltage is None else float(voltage(*node)) ** 2

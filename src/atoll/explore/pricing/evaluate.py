@@ -13,9 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.jit import Kernel
 from atoll.base.kernel_cache import wait_for_kernels
 from atoll.base.stopping import StopCheck, never
@@ -233,8 +232,7 @@ class PricedChips:
     def placement_problem(
         self, chip: int, variant: Variant, memory_bytes: float | None = None
     ) -> PlacementProblem:
-        """Return the placement problem of a variant on this chip; `memory_bytes` overrides the
-        chip's memory size."""
+        """Return the placement problem of a variant on this chip, or with another memory size."""
         if memory_bytes is None:
             memory_bytes = float(self.chips.hbm_capacity_bytes[chip])
         return self.setting.problem(variant, memory_bytes, float(self.chips.stream_Bps[chip]))
@@ -307,11 +305,8 @@ class PricedChips:
         return high
 
 
-def _used_configs(
-    chips: Chips, variants: Variants, node_chip: Ints, node_variant: Ints
-) -> NDArray[np.bool_]:
-    """Return on which tensor configurations the nodes run each operator, shape (operators,
-    configurations)."""
+def _used_configs(chips: Chips, variants: Variants, node_chip: Ints, node_variant: Ints) -> Bools:
+    """Return on which tensor configurations nodes run operators, (operators, configurations)."""
     ranges, passes = variants.layer_ranges, variants.passes.arrays
     by_variant = np.zeros((len(variants.variants), len(chips.tensor_configs)), np.bool_)
     for config in chips.tensor_config[node_chip].T:
@@ -326,8 +321,7 @@ def _used_configs(
 def times_of(
     variant: Variant, pass_s: Floats, forward_s: Floats, most_s: Floats | None = None
 ) -> VariantTimes:
-    """Return the times of a variant's passes, or bounds on them, in the form that a placement
-    needs."""
+    """Return the times of a variant's passes, or bounds on them, as a placement needs them."""
     most = None if most_s is None else times_of(variant, most_s, forward_s)
     layers = variant.layers
     end = len(variant.passes)

@@ -82,14 +82,12 @@ class SearchSetting(AllowedLayouts):
     def place(
         self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
-        """Return the fastest placement below the cutoff; None if there is none or if a layer cannot
-        run (infinite time)."""
+        """Return the fastest placement below the cutoff; None if none or if a layer cannot run."""
         return problem.fastest(times, cutoff_s) if np.isfinite(times.pass_s).all() else None
 
 
 class Layouts(NamedTuple):
-    """Layouts of all variants as flat arrays for the kernels: those of variant v are rows
-    ptr[v]:ptr[v + 1]."""
+    """Layouts of all variants as flat arrays for the kernels: rows ptr[v]:ptr[v + 1] are v's."""
 
     ptr: Ints
     floors: StepFloors

@@ -12,8 +12,8 @@ from itertools import product
 from math import ceil, floor
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Bools, Ints
 from atoll.base.errors import AtollError
 from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.cost.table import PassSet, flatten
@@ -96,7 +96,7 @@ class Variant:
         return self.cp == self.ep == 1 and self.etp == self.tp
 
     @property
-    def turns(self) -> NDArray[np.int64]:
+    def turns(self) -> Ints:
         """Return, for each forward operator of the blocks, the index of its first ring step among
         the priced operators, shape (operators,)."""
         priced = [op for kind in self.facts.blocks for op in self.passes[kind.layer].forward]
@@ -111,13 +111,12 @@ class Variants:
     workloads: tuple[Workload, ...]
     variants: tuple[Variant, ...]
     passes: PassSet
-    begins: NDArray[np.bool_]
+    begins: Bools
     """Whether each operator begins a part of a series (`series_begins`), shape (operators,)."""
 
     @property
-    def layer_ranges(self) -> NDArray[np.int64]:
-        """Return the first layer of each variant in the pass set, then the number of layers,
-        shape (variants + 1,)."""
+    def layer_ranges(self) -> Ints:
+        """Return the first layer of each variant, then the number of layers, (variants + 1,)."""
         ends = [variant.first_layer for variant in self.variants]
         return np.array([*ends, len(self.passes.layers)], np.int64)
 

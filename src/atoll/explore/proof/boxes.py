@@ -110,8 +110,7 @@ class SpaceGrid:
         return self.designs(np.where(self._clock, np.maximum(places - 1, 0), places))
 
     def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[Bools, DesignSpace]]:
-        """Yield, per value of all repriced parameters, which boxes contain them and their smallest
-        corners with them."""
+        """Yield, per value of repriced parameters, which boxes have them and smallest corners."""
         axes = self._repriced
         for places in product(*(range(self._sizes[axis]) for axis in axes)):
             corners, within = boxes.first.copy(), np.ones(len(boxes), np.bool_)

@@ -25,9 +25,8 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.stopping import Stop
 from atoll.driver import Progress
 from atoll.executors import Crew, InProcess, TaskCall
@@ -42,8 +41,7 @@ from atoll.explore.proof.reserve import Frontier, open_frontier
 from atoll.explore.proof.tasks import ChipNodes, ChipTask, bound_chips, linear_pass_s, place_node
 from atoll.explore.proof.trial import Rule, Trial, replayed, try_chip
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.placement.chain import Division
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
@@ -59,7 +57,7 @@ class SearchOutcome:
     score: float
     bound: float  # upper bound on the score of every chip
     tightened: int  # nodes whose schedules were solved with more effort
-    ruled_out: NDArray[np.bool_]
+    ruled_out: Bools
     """Per chip: its bound cannot beat the incumbent by more than the tolerance."""
     stopped: str = ""
     """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
@@ -117,7 +115,7 @@ class Search:
 
     def __init__(
         self,
-        space: DesignSpace | ProductSpace,
+        space: SearchedSpace,
         variants: Variants,
         setting: SearchSetting,
         objective: Objective,
@@ -317,14 +315,14 @@ class Search:
         if not self.stop():
             self._place_chips(order[np.argsort(-self.promise(order), kind="stable")], nodes)
 
-    def _open(self, order: Ints) -> NDArray[np.bool_]:
+    def _open(self, order: Ints) -> Bools:
         """Return which (chip, variant) pairs could still be part of a better design."""
         lower = self.frontier.lower_s[order]
         cutoff_s = self.cutoff_s(order)[:, None]
         return lower < cutoff_s if len(self.by_model) == 1 else np.isfinite(lower)
 
     def _bound(
-        self, order: Ints, open_: NDArray[np.bool_], nodes: dict[int, ChipNodes], record: int | None
+        self, order: Ints, open_: Bools, nodes: dict[int, ChipNodes], record: int | None
     ) -> None:
         """Compute schedule bounds in pieces; record them under the batch number, if any."""
         frontier = self.frontier
@@ -467,7 +465,7 @@ class Search:
         self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
         self.scores[chip] = self.rule.scores(row[None, :])[0] / self.frontier.price[chip]
 
-    def designs_of(self, chips: Ints | NDArray[np.bool_]) -> int:
+    def designs_of(self, chips: Ints | Bools) -> int:
         """Count the designs of chips; a chip is a design with a memory."""
         return len(np.unique(self.frontier.chips.design[chips]))
 

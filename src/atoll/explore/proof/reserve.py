@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.errors import InfeasibleError
 from atoll.base.stopping import Stop, check_stop
 from atoll.cost.chips import Chips, chips_of_space, distinct_rows, join_chips, losses
@@ -31,8 +31,7 @@ from atoll.explore.proof.boxes import Boxes, SpaceGrid
 from atoll.explore.proof.journal import EvaluatedPlan
 from atoll.explore.proof.tasks import SearchContext, raise_by_floors
 from atoll.explore.proof.trial import Rule
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import ProductSpace, SearchedSpace
 
 
 @dataclass
@@ -51,14 +50,15 @@ class Frontier:
         """Return these chips, renumbered."""
         position = {int(old): new for new, old in enumerate(chips)}
         plans = {position[chip]: p for chip, p in self.plans.items() if chip in position}
-        columns: list[Any] = [column[chips] for column in self._columns]
-        return Frontier(self.chips.subset(chips), *columns, plans)
+        ids, lower_s, price, stage = (column[chips] for column in self._columns)
+        return Frontier(self.chips.subset(chips), ids, lower_s, price, stage, plans)
 
     def joined(self, more: Frontier) -> Frontier:
         """Return the frontier with more chips appended."""
         both = zip(self._columns, more._columns, strict=True)
-        columns: list[Any] = [np.concatenate(parts) for parts in both]
-        return Frontier(join_chips(self.chips, more.chips), *columns, self.plans)
+        ids, lower_s, price, stage = (np.concatenate(parts) for parts in both)
+        chips = join_chips(self.chips, more.chips)
+        return Frontier(chips, ids, lower_s, price, stage, self.plans)
 
     @property
     def _columns(self) -> tuple[NDArray[Any], ...]:
@@ -70,7 +70,7 @@ BEAM = 4  # boxes that are halved to the end for the first chips in memory
 
 
 def open_frontier(
-    space: DesignSpace | ProductSpace,
+    space: SearchedSpace,
     variants: Variants,
     setting: SearchSetting,
     rule: Rule,
@@ -259,7 +259,7 @@ class Reserve:
     def _by_memory(self) -> bool:
         return self.context.rule.objective.by_memory
 
-    def _open(self, rows: Floats, price: Floats, threshold: float) -> NDArray[np.bool_]:
+    def _open(self, rows: Floats, price: Floats, threshold: float) -> Bools:
         """Return which (box, variant) pairs could still be part of a better design."""
         if len(self.context.rule.by_model) > 1:
             return np.isfinite(rows)
@@ -267,7 +267,7 @@ class Reserve:
             scores = self.context.rule.objective.scores(rows.reshape(-1, 1)).reshape(rows.shape)
         return np.asarray(scores / price[:, None] > threshold)
 
-    def _raise_by_rooflines(self, chips: Chips, rows: Floats, open_: NDArray[np.bool_]) -> None:
+    def _raise_by_rooflines(self, chips: Chips, rows: Floats, open_: Bools) -> None:
         """Raise the open bounds to the rooflines of the corners."""
         context = self.context
         rates, number = distinct_rows(chip_rates(chips))

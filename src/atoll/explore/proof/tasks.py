@@ -12,9 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.stopping import Stop
 from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
@@ -79,9 +78,7 @@ class ChipNodes:
         return int(np.flatnonzero(self.variant == variant)[0])
 
 
-def raise_by_floors(
-    context: SearchContext, chips: Chips, rows: Floats, open_: NDArray[np.bool_]
-) -> None:
+def raise_by_floors(context: SearchContext, chips: Chips, rows: Floats, open_: Bools) -> None:
     """Raise the open nodes' bounds to the floors of their operators, which the cost model computes
     without a mapping search. They also hold for chips with the same cores and arrays and no more
     lanes, clock, buffer or bandwidth."""
@@ -96,7 +93,7 @@ def bound_chips(
     context: SearchContext,
     chips: Chips,
     rows: Floats,
-    open_: NDArray[np.bool_],
+    open_: Bools,
     threshold: Floats,
     cutoff_s: Floats,
     keep_prices: bool = False,
@@ -112,11 +109,11 @@ def bound_chips(
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     rows = rows.copy()
 
-    def hopeful(least_s: Floats) -> NDArray[np.bool_]:
+    def hopeful(least_s: Floats) -> Bools:
         """Raise the bounds by these layer times; return which nodes are still open."""
         step_s = context.layouts.step_s(least_s, variant)
         rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
-        beats: NDArray[np.bool_] = (context.rule.scores(rows) > threshold)[chip]
+        beats: Bools = (context.rule.scores(rows) > threshold)[chip]
         return beats & (rows[chip, variant] < cutoff_s[chip])
 
     if cost_model(chips, context.setting.profile).floors is not None:
@@ -174,7 +171,7 @@ class _Nodes:
         )  # fmt: skip
         return _Nodes(priced, repeats, chip, variant, part)
 
-    def subset(self, chosen: NDArray[np.bool_]) -> _Nodes:
+    def subset(self, chosen: Bools) -> _Nodes:
         return replace(self, chip=self.chip[chosen], variant=self.variant[chosen])
 
     def floors(self) -> Floats:

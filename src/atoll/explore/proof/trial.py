@@ -19,8 +19,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.bound_checks import check_step, variant_name
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.placement.chain import Division
 
 SolvedPlacements = dict[tuple[str, int], tuple[float, Division | None]]
@@ -47,9 +46,7 @@ class Rule:
         names = tuple(variant_name(variants, variant) for variant in variants.variants)
         return Rule(by_model, objective, tolerance, names)
 
-    def memories(
-        self, space: DesignSpace | ProductSpace, setting: SearchSetting
-    ) -> list[tuple[Hbm, ...]]:
+    def memories(self, space: SearchedSpace, setting: SearchSetting) -> list[tuple[Hbm, ...]]:
         """Return the HBM options of a space, grouped by bandwidth or separately."""
         return memories(space.hbm_options, setting.profile, self.objective.by_memory)
 

@@ -11,13 +11,18 @@ Chips of `physical-links` differ in their links as well: SerDes take area and ed
 their bandwidth, and are part of its rating. What they are worth depends on the network that they
 make up (`fabric.topology`). Those of `physical-banks` differ in the banks and ports of their shared
 buffer, which say what it serves and take area and energy (`hardware.physical.banks`). Those of
-`physical-dies` have one to four dies per package, links between them (`hardware.silicon.dies`) and
-spare cores.
+`physical-dies` have one to four dies per package, links between them and spare cores.
 
 Chips of `gpu-like-4nm` and others are multiprocessors behind a cache, as GPUs: each has one array
 as wide and deep as its tensor cores' instructions, threaded lanes, registers and shared memory.
 They lose what GPUs lose (`hardware.template.stalls.CACHED`): launches, waits for outputs, and work
 that does not divide evenly among the multiprocessors.
+
+Of a package with several dies, every die has an equal share of cores, shared buffer and HBM stacks,
+and its part of the buffer caches its own stacks, as in MI300X and B200. Addresses are interleaved
+over dies, so of n dies a share (n - 1) / n of the bytes that cores take from the shared buffer
+crosses a link. Links with L bytes per second in all, both ways, let the buffer serve at most
+L n / (n - 1). One die has no such limit. Traffic between HBM and the buffer stays on its die.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from atoll.base.arrays import Floats
-from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
+from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, KIB, MIB, Hbm
 from atoll.hardware.energy import STACK_BYTES
 from atoll.hardware.physical import banks
 from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
@@ -47,7 +52,6 @@ from atoll.hardware.physical.power import (
     shared_pJ_per_byte,
     voltage,
 )
-from atoll.hardware.silicon import dies
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import CACHED, SCRATCHPAD, Stalls
 from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel, unchanged_columns
@@ -129,8 +133,7 @@ def physical_memories(*generations: str) -> tuple[Hbm, ...]:
 
 
 def template_memories(template: ChipTemplate) -> tuple[Hbm, ...]:
-    """Memories of a physical template's own space: the generations that its process was built
-    with."""
+    """Memories of a physical template's own space: those that its process was built with."""
     return physical_memories(*_GENERATIONS.get(template.process_nm, ()))
 
 
@@ -195,8 +198,8 @@ def _physical_columns(
         wide_Bpc = banks.port_bytes_per_clock(chips)
         energy = bank_energy(physics, chips)
     if "die_link_Bps" in chips:
-        wide_Bpc = dies.buffer_bytes_per_clock(chips)
-        energy = dies.crossing_energy(physics, chips)
+        wide_Bpc = buffer_bytes_per_clock(chips)
+        energy = crossing_energy(physics, chips)
     on_dies = chips.get("dies", np.ones(1))
     threaded = chips.get("threaded", np.zeros(1))
     described = {
@@ -221,6 +224,30 @@ def _physical_columns(
     }
     base = columns([PhysicalChip(0.0, 0.0, 0.0, stacks=2.0)])
     return base | {name: np.asarray(values, np.float64) for name, values in described.items()}
+
+
+def buffer_bytes_per_clock(chips: Columns) -> Floats:
+    """Return what the banks of all dies serve, 128 bytes per clock and MiB as in the A100's L2."""
+    return np.asarray(GLB_BPC_PER_MIB * chips["glb_bytes"] / MIB)
+
+
+def crossing_bytes_per_clock(chips: Columns) -> Floats:
+    """Return what the shared buffer serves to the cores of all dies."""
+    crossing_Bpc = chips["die_link_Bps"] / chips["clock_Hz"]
+    with np.errstate(divide="ignore"):
+        most_Bpc = np.where(crossing_share(chips) > 0, crossing_Bpc / crossing_share(chips), np.inf)
+    return np.minimum(buffer_bytes_per_clock(chips), most_Bpc)
+
+
+def crossing_share(chips: Columns) -> Floats:
+    """Return the share of the shared buffer's bytes that crosses a link between dies."""
+    return 1.0 - 1.0 / np.asarray(chips["dies"], np.float64)
+
+
+def crossing_energy(physics: Physics, chips: Columns) -> Floats:
+    """Return the energy of a byte of the shared buffer over that on one die."""
+    link_pJ = physics.die_link_pJ_per_bit * _BITS
+    return 1.0 + crossing_share(chips) * link_pJ / shared_pJ_per_byte(chips["process_nm"], physics)
 
 
 def bank_energy(physics: Physics, chips: Columns) -> Floats:
@@ -306,7 +333,7 @@ _KINDS = {
             "spare_cores", "Spare cores", (0,), kind="spares", unit="per die", silicon=True,
             repriced=True, optional=True,
         ),
-    ), lambda physics: Banked(dies.bytes_per_clock, partial(dies.crossing_energy, physics))),
+    ), lambda physics: Banked(crossing_bytes_per_clock, partial(crossing_energy, physics))),
 }  # fmt: skip
 
 

@@ -14,16 +14,14 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.answer import build_from
 from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.planned.layout_list import AllowedLayouts, listed_layouts
-from atoll.explore.pricing.planned.load_bounds import LoadBounds
-from atoll.explore.pricing.planned.path_bounds import path_floors
+from atoll.explore.pricing.planned.path_bounds import LoadBounds, path_floors
 from atoll.explore.pricing.planned.recompute_choices import (
     Chosen,
     Menu,
@@ -144,15 +142,15 @@ class PlannedLayouts:
     layouts: tuple[Layout, ...]
     menus: tuple[Menu, ...]  # recomputation choices per kind of block
     costs: tuple[LayerCost, ...]  # costs per run of equal layers in the chain, with zero time
-    kind: NDArray[np.int64]
+    kind: Ints
     """Index of the distinct layer per entry of `costs`; `block`: kind of block, or -1."""
-    block: NDArray[np.int64]
+    block: Ints
     tables: LayoutTables
     """The planner's tables for layers with zero time and a memory of 1 byte per second."""
-    apart: NDArray[np.bool_]  # whether weight passes run separately, shape (sides,)
+    apart: Bools  # whether weight passes run separately, shape (sides,)
     steps: StepFloors  # terms of the step bounds; `fixed_s` excludes the optimizer's memory time
     states: StateCosts  # state costs of all layouts, with a memory of 1 byte per second
-    first: NDArray[np.int64]
+    first: Ints
     """Index of each layout's first stage in the stage arrays of `states`, shape (layouts,)."""
     needed: Floats
     """Bytes with the recomputation choices that keep the fewest bytes, shape (layouts,)."""
@@ -226,9 +224,7 @@ class PlannedLayouts:
             choices=tuple(picks.tolist()),
         )
 
-    def _stage_bytes(
-        self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem
-    ) -> StateMemory:
+    def _stage_bytes(self, sums: Sums, rows: Ints, problem: PlacementProblem) -> StateMemory:
         """Return the state costs and memory of the layouts in `rows` on the problem's chip."""
         at, all_states = self.first[rows][sums.row] + sums.stage_position, self.states
         weight_s = (sums.tables.counts @ sums.tables.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
@@ -253,7 +249,7 @@ class PlannedLayouts:
         return LoadBounds(sums, self.states, self.kind, self.block, self.apart)
 
     @cached_property
-    def is_block(self) -> NDArray[np.bool_]:
+    def is_block(self) -> Bools:
         """Return whether each distinct layer is a block, shape (distinct layers,)."""
         is_block = np.zeros(len(self.facts.layers), np.bool_)
         is_block[[kind.layer for kind in self.facts.blocks]] = True
@@ -276,9 +272,8 @@ class PlannedLayouts:
         blocks = np.flatnonzero(self.block >= 0)
         of = self.block[blocks]
         ring_s, exchange_s = (t.parts[:, blocks, i, 2][:, :, None] for i in (ring, exchange))
-        again = (
-            chosen.attention[of][..., None] * ring_s + chosen.exchange[of][..., None] * exchange_s
-        )
+        again = chosen.attention[of][..., None] * ring_s
+        again = again + chosen.exchange[of][..., None] * exchange_s
         again[..., COMPUTE] += chosen.again_s[of]
         recompute[:, blocks] = again
         passes[..., PassColumn.FORWARD_S] = forward.sum(axis=-1)
@@ -365,7 +360,7 @@ class PlannedLayouts:
         return tuple(stages)
 
 
-def _even_pipelines(layouts: Sequence[Layout], stages: int) -> NDArray[np.bool_]:
+def _even_pipelines(layouts: Sequence[Layout], stages: int) -> Bools:
     """Return which layouts are pipelines of `stages` even stages with zero <= 1 and hsdp = vpp = 1,
     with the 1f1b schedule if any layout has it. Shape (layouts,)."""
     orders = {layout.schedule for layout in layouts}
@@ -459,9 +454,8 @@ def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -
     layers_s = np.zeros((len(rows), 2, len(kinds)))
     for kind, (dense, expert) in enumerate(kinds[:, :2]):
         sizes = np.full(len(fully_sharded), dense), np.full(len(fully_sharded), expert)
-        layers_s[fully_sharded, :, kind] = np.transpose(
-            sums.shared_s(rows[fully_sharded, GROUP], *sizes)
-        )
+        both_s = sums.shared_s(rows[fully_sharded, GROUP], *sizes)
+        layers_s[fully_sharded, :, kind] = np.transpose(both_s)
     all_s = np.column_stack([states.last_s, states.before_s, layers_s.reshape(len(rows), -1)])
     kept: list[int] = []
     first, last = 0, None  # start and key of the group of kept layouts that differ only in hsdp
