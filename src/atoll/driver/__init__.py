@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -146,8 +146,8 @@ def _nothing_before(first: str, stop: Stop) -> Iterator[None]:
 def _executor(options: ExecutionOptions, stop: Stop) -> Iterator[Executor]:
     """Start the executor; kernels in this process get as many threads as workers."""
     in_process = options.workers is None and options.cluster is None and not options.grows
-    executor = choose_executor(0 if in_process else options.workers, options.cluster, stop)
-    try:
+    workers = 0 if in_process else options.workers
+    with closing(choose_executor(workers, options.cluster, stop)) as executor:
         if not options.workers:
             yield executor
             return
@@ -158,5 +158,3 @@ def _executor(options: ExecutionOptions, stop: Stop) -> Iterator[Executor]:
             yield executor
         finally:
             set_threads(before)
-    finally:
-        executor.close()

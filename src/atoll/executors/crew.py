@@ -87,16 +87,12 @@ class Crew:
         """
         waiting: dict[Future[Any], TaskCall] = {}
         source = iter(calls)
-        more = True
         while True:
-            while more and len(waiting) < self.capacity and not self.stop():
-                call = next(source, None)
-                if call is None:
-                    more = False
+            while len(waiting) < self.capacity and not self.stop():
+                next_call = next(source, None)
+                if next_call is None:
                     break
-                future = self.send(call).future
-                assert future is not None
-                waiting[future] = call
+                waiting[self._sent(next_call)] = next_call
             if self.stop():
                 self.drop(waiting.values())
                 return
@@ -108,11 +104,14 @@ class Crew:
                     value = future.result()
                 except (LostWorkerError, CancelledError):
                     self.retried += 1
-                    again = self.send(call).future
-                    assert again is not None
-                    waiting[again] = call
+                    waiting[self._sent(call)] = call
                     continue
                 yield call, value
+
+    def _sent(self, call: TaskCall) -> Future[Any]:
+        future = self.send(call).future
+        assert future is not None
+        return future
 
     def _done(self, waiting: dict[Future[Any], TaskCall]) -> list[Future[Any]]:
         if self.executor.in_process:

@@ -152,25 +152,26 @@ class ChipProblem:
         problems, journal = (self, *self.alternatives), self.journal(runtime)
         names = tuple(str(problem.job.network) for problem in problems)
         note: dict[str, Any] | None = journal.note("networks")
+        best: Search | None = None
         if note is not None:
-            certificates = tuple(Certificate(**fields) for fields in note["rest"])
-            rejected = RejectedNetworks(certificates, names, self.infeasible_networks)
-            return _SearchRun(problems[int(note["best"])], runtime, rejected).result()
-        searches = [problem.open_search(runtime) for problem in problems]
-        numbered = search_networks(searches)
-        if numbered is None:
-            if runtime.stop():
-                raise StoppedError
-            raise nothing_fits(self.job, self.scope, self.variants)
-        number, best = numbered
-        certificates = tuple(
-            rejection_proof(search, len(problem.space), self.job.tolerance, best.score)
-            for problem, search in zip(problems, searches, strict=True)
-            if search is not best
-        )
-        if not runtime.stop():
-            stored = [asdict(certificate) for certificate in certificates]
-            journal.put_note("networks", {"best": number, "rest": stored})
+            number, stored = int(note["best"]), note["rest"]
+            certificates = tuple(Certificate(**fields) for fields in stored)
+        else:
+            searches = [problem.open_search(runtime) for problem in problems]
+            numbered = search_networks(searches)
+            if numbered is None:
+                if runtime.stop():
+                    raise StoppedError
+                raise nothing_fits(self.job, self.scope, self.variants)
+            number, best = numbered
+            certificates = tuple(
+                rejection_proof(search, len(problem.space), self.job.tolerance, best.score)
+                for problem, search in zip(problems, searches, strict=True)
+                if search is not best
+            )
+            if not runtime.stop():
+                stored = [asdict(certificate) for certificate in certificates]
+                journal.put_note("networks", {"best": number, "rest": stored})
         rejected = RejectedNetworks(certificates, names, self.infeasible_networks)
         begun = best if runtime.stop() else None
         return _SearchRun(problems[number], runtime, rejected, begun).result()
@@ -338,7 +339,7 @@ class _SearchRun:
                 certificate=proof,
                 baselines={name: baseline.score for name, baseline in baselines.items()},
                 baseline_remarks=remarks(scope, baselines, score, best, proven=proven),
-                plateau=plateau(search, chosen, complete_above, size_of, builder.chip),
+                plateau=plateau(search, chosen, complete_above, size_of, cache(builder.chip)),
                 runners_up=tuple(builder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP]),
                 designs=[builder.record(chip) for chip in ranked],
                 pareto={},

@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from atoll.base import units
 from atoll.base.errors import AtollError
-from atoll.base.units import (
-    BANDWIDTH,
-    UnitError,
-    counted,
-    format_quantity,
-    parse_bytes,
-    parse_quantity,
-)
 from atoll.fabric.network import FabricLevel, Network
 from atoll.fabric.topology import SWITCHED, TORUS, parse_bandwidth, parse_linked_network
 from atoll.files import ranges
@@ -213,7 +206,7 @@ class AcceleratorFile(CoresFile):
         dies = round(chip_columns(chip)["dies"].item())
         if area_mm2 > dies * RETICLE_MM2:
             raise AtollError(
-                f"{self.name}: {counted(dies, 'die')} of {area_mm2 / dies:,.0f} mm2 each: a "
+                f"{self.name}: {units.counted(dies, 'die')} of {area_mm2 / dies:,.0f} mm2 each: a "
                 f"reticle holds at most {RETICLE_MM2:g} mm2 (26 mm x 33 mm); divide the chip into "
                 "more dies, make it smaller, or state its published area."
             )
@@ -268,7 +261,9 @@ def _curve(efficiency: dict[str, float] | float) -> tuple[tuple[float, float], .
     """Efficiency by bytes, smallest first."""
     if isinstance(efficiency, float):
         return ((1.0, efficiency),)
-    return tuple(sorted((float(parse_bytes(size)), share) for size, share in efficiency.items()))
+    return tuple(
+        sorted((float(units.parse_bytes(size)), share) for size, share in efficiency.items())
+    )
 
 
 class NetworkFile(FileModel):
@@ -326,8 +321,8 @@ def load_network(name_or_path: str | Path) -> Network:
         topology, link_Bps = topology_and_links
         return topology.network(link_Bps, load_network(SWITCHED if topology.switched else TORUS))
     try:
-        link_Bps = parse_quantity(name, BANDWIDTH)
-    except UnitError:
+        link_Bps = units.parse_quantity(name, units.BANDWIDTH)
+    except units.UnitError:
         return load_entry("network", name, NetworkFile).network()
     raise AtollError(
         f"network {name!r} is a bandwidth: name the network and the level that has it, per device, "
@@ -349,7 +344,7 @@ def _with_level(network: Network, level_name: str, bandwidth: str) -> Network:
 
 
 def _bandwidth(value_Bps: float) -> str:
-    return format_quantity(value_Bps, BANDWIDTH, 12).replace(" ", "")
+    return units.format_quantity(value_Bps, units.BANDWIDTH, 12).replace(" ", "")
 
 
 def accelerator_names() -> tuple[str, ...]:

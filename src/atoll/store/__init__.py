@@ -9,7 +9,7 @@ from atoll.answers.designs import (
     StoredPlan,
 )
 from atoll.store.reader import ProgressPoint, RunReader
-from atoll.store.schema import FILE, SCHEMA_VERSION, canonical_json, fingerprint
+from atoll.store.schema import FILE, SCHEMA_VERSION, fingerprint
 from atoll.store.writer import DesignRow, EvaluationRow, RunStore, open_store
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "StatusAnswer",
     "StoredDesign",
     "StoredPlan",
-    "canonical_json",
     "fingerprint",
     "open_store",
 ]

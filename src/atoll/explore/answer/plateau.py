@@ -79,27 +79,18 @@ def plateau(
     for chip in sorted(scores, key=lambda c: (-scores[c], int(search.frontier.ids[c]))):
         fastest.setdefault(int(chips.design[chip]), chip)
     fastest.pop(int(chips.design[chosen]))
-    described: dict[int, SizedChip] = {}
     rows = []
     for share in SHARES:
         least = score / (1.0 + share)
         inside = [chip for chip in fastest.values() if scores[chip] >= least]
         frugal = min(inside, key=lambda c: (size_of(c).peak_power_W, -scores[c]), default=chosen)
-        saves = size_of(frugal).peak_power_W < size_of(chosen).peak_power_W
-        if saves and frugal not in described:
-            described[frugal] = chip_of(frugal)
-        rows.append(
-            NearAnswer(
-                share=share,
-                others=len(inside),
-                complete=bool(least >= complete_above),
-                least_power=build_from(
-                    SlowerChip, described[frugal], slower_by=score / scores[frugal] - 1.0
-                )
-                if saves
-                else None,
-            )
-        )
+        least_power = None
+        if size_of(frugal).peak_power_W < size_of(chosen).peak_power_W:
+            slower_by = score / scores[frugal] - 1.0
+            least_power = build_from(SlowerChip, chip_of(frugal), slower_by=slower_by)
+        complete, others = bool(least >= complete_above), len(inside)
+        near = NearAnswer(share=share, others=others, complete=complete, least_power=least_power)
+        rows.append(near)
     return tuple(rows)
 
 

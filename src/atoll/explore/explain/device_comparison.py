@@ -22,14 +22,8 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any, NamedTuple
 
+from atoll.answers import search as answers
 from atoll.answers.design import SearchedModel
-from atoll.answers.search import (
-    ComparedFigure,
-    DeviceComparison,
-    ExistingDevice,
-    SearchAnswer,
-    WaterfallBar,
-)
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import format_bandwidth, format_bytes
@@ -120,7 +114,7 @@ class DeviceComparer:
     variants: Variants
 
     @staticmethod
-    def of(answer: SearchAnswer, neighbours: Neighbours) -> DeviceComparer:
+    def of(answer: answers.SearchAnswer, neighbours: Neighbours) -> DeviceComparer:
         """Prepare comparisons; `neighbours` are those of the same answer."""
         job, plan = SearchQuestion.from_dict(answer.job), answer.best.models[0]
         setting, variants = neighbours.setting, neighbours.variants
@@ -137,7 +131,7 @@ class DeviceComparer:
             setting, variants = prepare_search(job)
         return DeviceComparer(job, chip, plan, setting, variants)
 
-    def in_template(self, device: ExistingDevice, run: Run) -> ExistingDevice:
+    def in_template(self, device: answers.ExistingDevice, run: Run) -> answers.ExistingDevice:
         """Add the step of a device as a chip of the answer's template."""
         described = described_device(run.gpu, self.chip)
         step = self._evaluated("", "", "", described, replace(self.setting, limit=None))
@@ -163,18 +157,18 @@ class DeviceComparer:
         interval = spread.interval(placement.step_time_s)
         return interval.low, interval.high
 
-    def compare(self, devices: Sequence[str]) -> dict[str, DeviceComparison]:
+    def compare(self, devices: Sequence[str]) -> dict[str, answers.DeviceComparison]:
         """Return the comparison with each device on its usual network and software."""
         runs = existing_device_runs(self.job, devices)
         return {name: self._comparison(run) for name, run in runs.items()}
 
-    def _comparison(self, run: Run) -> DeviceComparison:
+    def _comparison(self, run: Run) -> answers.DeviceComparison:
         answer_s = self.plan.placement.step_time_s
         try:
             estimate = best_estimate(run)
         except InfeasibleError as error:
             figures = self._figures(run, None)
-            return DeviceComparison(
+            return answers.DeviceComparison(
                 step_time_s=None, answer_step_time_s=answer_s, figures=figures, remark=str(error)
             )
         described = described_device(run.gpu, self.chip)
@@ -183,7 +177,7 @@ class DeviceComparer:
         clock = f"{described.clock_Hz / 1e9:.3g} GHz"
         if isinstance(run.gpu, Gpu):
             clock += f", its clock in long products (nominal: {run.gpu.clock_Hz / 1e9:.3g} GHz)"
-        return DeviceComparison(
+        return answers.DeviceComparison(
             step_time_s=estimate.step.time_s,
             answer_step_time_s=answer_s,
             figures=self._figures(run, estimate),
@@ -196,7 +190,7 @@ class DeviceComparer:
             waterfall=waterfall,
         )
 
-    def _figures(self, run: Run, estimate: Estimate | None) -> tuple[ComparedFigure, ...]:
+    def _figures(self, run: Run, estimate: Estimate | None) -> tuple[answers.ComparedFigure, ...]:
         device, chip = run.gpu, self.chip
         area_mm2 = device.die_mm2 if isinstance(device, Gpu) else None
         shared = device.l2_bytes if isinstance(device, Gpu) else device.accelerator.glb_bytes
@@ -216,7 +210,7 @@ class DeviceComparer:
             ("MFU", "%", mfu, 100.0 * self.plan.mfu),
         )
         return tuple(
-            ComparedFigure(name=name, unit=unit, device=figure, answer=answer_figure)
+            answers.ComparedFigure(name=name, unit=unit, device=figure, answer=answer_figure)
             for name, unit, figure, answer_figure in rows
         )
 
@@ -269,7 +263,7 @@ def plan_existing_devices(
     for which no time is left are noted in `left_out`."""
     best = result.best
     comparer = DeviceComparer.of_first(job, best.accelerator, best.plans[0], setting, variants)
-    planned: list[ExistingDevice] = []
+    planned: list[answers.ExistingDevice] = []
     for name, run in runs.items():
         try:
             planned.append(comparer.in_template(plan_on_device(name, run, stop), run))
@@ -297,9 +291,11 @@ def _planned(change: str, before: str, after: str, run: Run) -> _Change:
     return _Change(change, before, after, estimate.step.time_s, str(estimate.layout))
 
 
-def _bars(device_s: float, changes: Iterable[_Change], answer_s: float) -> tuple[WaterfallBar, ...]:
+def _bars(
+    device_s: float, changes: Iterable[_Change], answer_s: float
+) -> tuple[answers.WaterfallBar, ...]:
     """Return the bars, whose sum is `answer_s - device_s`."""
-    bars: list[WaterfallBar] = []
+    bars: list[answers.WaterfallBar] = []
     before_s = device_s
     unplaced: list[_Change] = []
 
@@ -309,7 +305,7 @@ def _bars(device_s: float, changes: Iterable[_Change], answer_s: float) -> tuple
             for name in ("change", "before", "after")
         )
         bars.append(
-            WaterfallBar(
+            answers.WaterfallBar(
                 change=change,
                 before=before,
                 after=after,

@@ -18,15 +18,8 @@ from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.jit import Kernel
 from atoll.base.kernel_cache import wait_for_kernels
 from atoll.base.stopping import StopCheck, never
+from atoll.cost import table
 from atoll.cost.chips import Chips
-from atoll.cost.table import (
-    PassSet,
-    build_costs,
-    capacities,
-    cost_model,
-    pass_problem,
-    pass_problems,
-)
 from atoll.cost.table_kernels import Costs
 from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layer_floors
@@ -69,18 +62,18 @@ class PricedChips:
         variant; `floors` uses lower bounds for matrix products, which need no search."""
         wait_for_kernels("bounds")
         keys, profile = variants.passes.keys, setting.profile
-        products = cost_model(chips, profile).floors if floors else None
+        products = table.cost_model(chips, profile).floors if floors else None
         # Floors are as fast without a selection; a power limit takes the energy of all operators.
         wanted = None
         if nodes is not None and products is None and setting.limit is None:
             wanted = _used_configs(chips, variants, *nodes)
-        costs = build_costs(keys, chips, setting.network, profile, products, wanted)
+        costs = table.build_costs(keys, chips, setting.network, profile, products, wanted)
         operations = chips.stalls.operations or profile.vector_operations
         work = work or operator_work(keys, setting.network, operations)
         return PricedChips(chips, variants, setting, costs, work)
 
     @property
-    def passes(self) -> PassSet:
+    def passes(self) -> table.PassSet:
         return self.variants.passes
 
     def schedule_bounds(self, node_chip: Ints, node_variant: Ints) -> tuple[Floats, Floats]:
@@ -99,9 +92,9 @@ class PricedChips:
 
     def _quick_bounds(self, node_pass: Ints, node_chip: Ints) -> tuple[Floats, Floats]:
         graphs = self.passes.arrays
-        ptr, duration, demand = pass_problems(self.costs, graphs, node_pass, node_chip)
+        ptr, duration, demand = table.pass_problems(self.costs, graphs, node_pass, node_chip)
         problems = Problems(
-            ptr, duration, demand, capacities(self.costs, node_chip), graphs.ptr[node_pass],
+            ptr, duration, demand, table.capacities(self.costs, node_chip), graphs.ptr[node_pass],
             graphs.pred_ptr, graphs.pred_idx, self.variants.begins,
         )  # fmt: skip
         quick = empty_quick(len(node_pass), len(duration))
@@ -112,7 +105,7 @@ class PricedChips:
         """Return lower bounds from critical paths and total work, shape (nodes, layers, 2); faster
         than `schedule_bounds`."""
         begins, every = self.variants.begins, np.arange(len(self.costs.tensor_cores))
-        capacity = capacities(self.costs, every) * (1.0 + EPSILON)
+        capacity = table.capacities(self.costs, every) * (1.0 + EPSILON)
         tables = begins, capacity, self.costs, self.passes.arrays
 
         def fill(start: int, stop: int, *arguments: Any) -> None:
@@ -166,7 +159,7 @@ class PricedChips:
         for start in range(0, len(chips), BLOCK):
             part = chips[start : start + BLOCK]
             passes = np.full(len(part), number)
-            _, duration, _ = pass_problems(self.costs, self.passes.arrays, passes, part)
+            _, duration, _ = table.pass_problems(self.costs, self.passes.arrays, passes, part)
             parts.append(duration.min(axis=1).reshape(len(part), -1))
         shortest = np.concatenate(parts)
         if self.setting.limit is None:
@@ -239,11 +232,11 @@ class PricedChips:
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
         """Return the scheduling problem of one pass on one chip."""
-        duration, demand = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
+        duration, demand = table.pass_problem(self.costs, self.passes.arrays, pass_index, chip)
         return ScheduleProblem(
             duration_s=duration,
             demand=demand,
-            capacity=capacities(self.costs, np.array([chip]))[0],
+            capacity=table.capacities(self.costs, np.array([chip]))[0],
             predecessors=predecessors(self.passes.operators(pass_index)),
         )
 

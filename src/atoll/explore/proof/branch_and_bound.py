@@ -397,15 +397,11 @@ class Search:
         if self.mode.rivals is not None:
             slack = 1.0 + (self.tolerance if own_tolerance is None else own_tolerance)
             score = float(self.to_beat(np.array([chip]))[0]) / slack
-        trial = Trial(
-            chip_name(self.frontier.chips, chip),
-            self.frontier.lower_s[chip],
-            {model: plan.step_time_s for model, plan in plans.items()},
-            score * float(self.frontier.price[chip]),
-            float(self.cutoff_s(np.array([chip]))[0]),
-            self.mode.plans_only,
-            own_tolerance,
-        )
+        name, lower_s = chip_name(self.frontier.chips, chip), self.frontier.lower_s[chip]
+        best_step_s = {model: plan.step_time_s for model, plan in plans.items()}
+        to_beat = score * float(self.frontier.price[chip])
+        cutoff_s, plans_only = float(self.cutoff_s(np.array([chip]))[0]), self.mode.plans_only
+        trial = Trial(name, lower_s, best_step_s, to_beat, cutoff_s, plans_only, own_tolerance)
         return nodes[chip], trial
 
     def _placed(

@@ -7,6 +7,8 @@ nodes most likely to be next are solved in advance.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
@@ -131,11 +133,11 @@ def tighten(search: Search, until: float) -> None:
         target = _loosest(search, chip)
         if target is None:
             break
-        if target[0].effort == "bounded" and left.sum() > MANY_OPEN and search.best is not None:
+        key, model = target
+        if key.effort == "bounded" and left.sum() > MANY_OPEN and search.best is not None:
             incumbent_target = _loosest(search, search.best)
             if incumbent_target is not None and incumbent_target[0].effort == "exact":
-                chip, target = search.best, incumbent_target
-        key, model = target
+                chip, (key, model) = search.best, incumbent_target
         search.solved.add(key)
         stored = search.journal.evaluation(key)
         if stored is not None:
@@ -165,19 +167,10 @@ def _after(
         check_step(lower_s[key.variant], division.step_time_s, name, search.rule.names[key.variant])
         if model not in plans or division.step_time_s < plans[model].step_time_s:
             traffic = solved.hbm_bytes, solved.glb_bytes
-            effort = next(effort for effort in EFFORTS if effort == key.effort)
-            limit = limit_s if np.isfinite(limit_s) else None
-            plans[model] = search.evaluated_plan(
-                chip, key.variant, division, solved.pass_s, traffic, effort, limit
-            )
+            effort, limit = cast(Effort, key.effort), limit_s if np.isfinite(limit_s) else None
+            planned = chip, key.variant, division, solved.pass_s, traffic, effort, limit
+            plans[model] = search.evaluated_plan(*planned)
     return ChipEvaluation(lower_s, plans)
-
-
-def _limit_s(search: Search, chip: int) -> float:
-    """Return the step that the chip must be shown not to beat; infinite for the incumbent."""
-    if chip == search.best:
-        return np.inf
-    return float(search.cutoff_s(np.array([chip]))[0]) * (1.0 + ROUNDING)
 
 
 def _send(
@@ -195,7 +188,9 @@ def _send(
             if target is not None and search.journal.evaluation(target[0]) is None:
                 wanted.append((target[0], next_chip))
     for key, target_chip in wanted:
-        limit_s = _limit_s(search, target_chip)
+        # The step that the chip must be shown not to beat; infinite for the incumbent.
+        cutoff_s = float(search.cutoff_s(np.array([target_chip]))[0]) * (1.0 + ROUNDING)
+        limit_s = np.inf if target_chip == search.best else cutoff_s
         if key in sent and sent[key].tag != limit_s:
             crew.drop([sent.pop(key)])
         free = crew.in_flight(sent.values()) < crew.capacity
