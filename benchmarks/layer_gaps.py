@@ -44,8 +44,8 @@ def gaps_of(model: str, profile: str, designs: np.ndarray) -> np.ndarray:
     gaps = []
     for variant in variants.variants:
         for chip in range(len(chips)):
-            for pair in priced.schedules(chip, variant, "exact", TOLERANCE):
-                gaps.extend(schedule.gap for schedule in pair)
+            schedules = priced.schedules(chip, variant, "exact", TOLERANCE)
+            gaps.extend(schedule.gap for schedule in schedules)
     return np.array(gaps)
 
 

@@ -305,7 +305,7 @@ def _solved_times(priced: PricedChips) -> PassTimes:
     """Return times of schedules solved with the effort that a search spends on its best designs."""
     variant = priced.variants.variants[0]
     solved = priced.schedules(0, variant, "bounded", TOLERANCE)
-    lower, upper = priced.pass_bounds(0, variant, [s for pair in solved for s in pair])
+    lower, upper = priced.pass_bounds(0, variant, solved)
     return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
 
 
