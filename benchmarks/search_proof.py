@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from atoll.base.stopping import Stop
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
 from atoll.explore.pricing.evaluate import PricedChips
@@ -135,7 +136,8 @@ def main() -> int:
         least_s, excess = everything(job, chips)
         nodes += len(chips) * len(job.variants.variants)
         objective = Objective.single(job.batch)
-        search = Search(job.space, job.variants, job.setting, objective, given.tolerance, LIMIT_S)
+        inputs = job.space, job.variants, job.setting, objective, given.tolerance
+        search = Search(*inputs, stop=Stop(LIMIT_S))
         outcome = exact_search(search)
         if not np.isfinite(least_s):
             impossible += 1
