@@ -19,7 +19,7 @@ from atoll.explore.answer.scope import open_space
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.run import prepare_search
 from atoll.hardware.accelerator import MIB
-from atoll.hardware.space import phaze_space
+from atoll.hardware.product_space import phaze_space
 from atoll.questions import SearchQuestion
 from atoll.workload import load_config, widths, zoo_names
 from record import figure, recorded
@@ -44,8 +44,8 @@ def gaps_of(model: str, profile: str, designs: np.ndarray) -> np.ndarray:
     gaps = []
     for variant in variants.variants:
         for chip in range(len(chips)):
-            for pair in priced.schedules(chip, variant, "exact", TOLERANCE):
-                gaps.extend(schedule.gap for schedule in pair)
+            schedules = priced.schedules(chip, variant, "exact", TOLERANCE)
+            gaps.extend(schedule.gap for schedule in schedules)
     return np.array(gaps)
 
 

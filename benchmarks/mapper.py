@@ -24,7 +24,7 @@ from atoll.cost.chips import chips_of_space
 from atoll.cost.table import build_costs, flatten
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.space import phaze_space
+from atoll.hardware.product_space import phaze_space
 from atoll.profiles import PROFILES
 from atoll.workload import load_config, prepare
 from atoll.workload.graph.operator import Matmul

@@ -21,7 +21,8 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.run import prepare_search
-from atoll.hardware.space import DesignSpace, phaze_space
+from atoll.hardware.product_space import phaze_space
+from atoll.hardware.space import DesignSpace
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.questions import SearchQuestion

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from atoll.base.stopping import Stop
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
 from atoll.explore.pricing.evaluate import PricedChips
@@ -28,7 +29,8 @@ from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.catalog import load_network
-from atoll.hardware.space import DesignSpace, phaze_space
+from atoll.hardware.product_space import phaze_space
+from atoll.hardware.space import DesignSpace
 from atoll.profiles import DEFAULT
 from atoll.step.states import load_states
 from atoll.workload import load_config
@@ -80,7 +82,11 @@ def draw(number: int, chips: int, rng: np.random.Generator) -> RandomJob:
         for level in network.levels
     )
     setting = SearchSetting(
-        replace(network, levels=levels), DEFAULT, load_states("adam"), devices, "optimal"
+        network=replace(network, levels=levels),
+        profile=DEFAULT,
+        states=load_states("adam"),
+        devices=devices,
+        recompute="optimal",
     )
     whole = phaze_space()
     chosen = np.sort(rng.choice(len(whole), chips, replace=False))
@@ -130,7 +136,8 @@ def main() -> int:
         least_s, excess = everything(job, chips)
         nodes += len(chips) * len(job.variants.variants)
         objective = Objective.single(job.batch)
-        search = Search(job.space, job.variants, job.setting, objective, given.tolerance, LIMIT_S)
+        inputs = job.space, job.variants, job.setting, objective, given.tolerance
+        search = Search(*inputs, stop=Stop(LIMIT_S))
         outcome = exact_search(search)
         if not np.isfinite(least_s):
             impossible += 1

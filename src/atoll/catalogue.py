@@ -52,9 +52,9 @@ from atoll.hardware.gpu import (
     load_calibration,
     load_gpu,
 )
+from atoll.hardware.product_space import phaze_space
 from atoll.hardware.silicon.chip import area_parts, peak_power_W, rated_power_W
 from atoll.hardware.silicon.systolic import TEMPLATES
-from atoll.hardware.space import phaze_space
 from atoll.hardware.spacefile import read_space, space_file
 from atoll.hardware.wafer_files import WaferFile, load_wafer, load_wafers, wafer_names
 

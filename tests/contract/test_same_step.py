@@ -41,11 +41,11 @@ def searched(
     """The layout as the search prices it, on a chip whose memory holds anything."""
     chip = load_accelerator(CHIP)
     setting = SearchSetting(
-        load_network(network),
-        DEFAULT,
-        load_states(states),
-        layout.devices,
-        layout.recompute,
+        network=load_network(network),
+        profile=DEFAULT,
+        states=load_states(states),
+        devices=layout.devices,
+        recompute=layout.recompute,
         zero=(layout.zero,),
     )
     variants = make_variants(
@@ -54,8 +54,8 @@ def searched(
     )  # fmt: skip
     priced = PricedChips.of(chips_of_accelerator(chip, DEFAULT), variants, setting)
     variant = variants.variants[0]
-    pairs = priced.schedules(0, variant, EFFORT, 1e-3)
-    pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
+    schedules = priced.schedules(0, variant, EFFORT, 1e-3)
+    pass_s = np.array([one.makespan_s for one in schedules]).reshape(-1, 2)
     problem, times = priced.placement_problem(0, variant, 1e15), priced.times(0, variant, pass_s)
     division = problem.fastest(times, even_stages=layout.pp)
     assert division is not None and problem.layouts is not None

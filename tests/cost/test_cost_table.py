@@ -26,7 +26,8 @@ from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
 from atoll.hardware.accelerator import KIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.space import DesignSpace, phaze_space
+from atoll.hardware.product_space import phaze_space
+from atoll.hardware.space import DesignSpace
 from atoll.hardware.spacefile import template_space
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE, PROFILES

@@ -18,8 +18,7 @@ import pytest
 
 from atoll.base.errors import AtollError
 from atoll.executors import Crew, Executor, InProcess, PieceRunner, TaskCall, choose_executor
-from atoll.executors.growing import Growing
-from atoll.executors.processes import LocalProcesses, _pass_on
+from atoll.executors.processes import Growing, LocalProcesses, _pass_on
 from atoll.executors.threads import set_threads, threads
 
 

@@ -29,8 +29,7 @@ from atoll.hardware import product_space as products
 from atoll.hardware.accelerator import MIB, Hbm
 from atoll.hardware.device import TemplateChip, chip_yaml, load_device
 from atoll.hardware.physical.banks import WORD_BYTES, words_served
-from atoll.hardware.physical.constants import constants
-from atoll.hardware.physical.draws import at_ends
+from atoll.hardware.physical.constants import at_ends, constants
 from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.chip import rebanked
 from atoll.hardware.silicon.physical import BANKED, PROCESSES_NM, redrawn
@@ -40,7 +39,6 @@ from atoll.hardware.space import (
     DesignAxes,
     DesignLimits,
     DesignSpace,
-    template_designs,
 )
 from atoll.hardware.spacefile import read_space
 from atoll.hardware.template.parameter import Columns
@@ -121,7 +119,8 @@ ENDS = [redrawn(BANKED, end) for one in constants() for end in at_ends(one)]
 def figures(values: Columns, template: ChipTemplate = BANKED) -> np.ndarray:
     """Area, rating and bandwidth of the shared buffer."""
     columns = {name: np.atleast_1d(np.asarray(value)) for name, value in values.items()}
-    space = template_designs("one", template, columns, (Hbm(1 << 34, 4e11),), DEFAULT_GLB)
+    machine = ProductSpace("one", DesignAxes({}, template), (Hbm(1 << 34, 4e11),))
+    space = machine.machines(columns)
     power = space.peak_power_with(space.hbm_options[0])
     return np.array([space.area_mm2[0], power[0], space.glb_bandwidth_Bpc[0]])
 

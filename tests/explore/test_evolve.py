@@ -9,7 +9,7 @@ import pytest
 from some_job import answer, some_job, undisturbed
 
 from atoll.base.errors import AtollError
-from atoll.explore import evolve
+from atoll.explore import strategies as evolve
 from atoll.explore.proof import reserve
 from atoll.explore.run import run_search
 from atoll.hardware import product_space

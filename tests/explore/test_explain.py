@@ -13,8 +13,7 @@ from atoll.answers.search import SearchAnswer, SearchExplanation
 from atoll.base.errors import AtollError
 from atoll.cli import app
 from atoll.explore.explain import explanation
-from atoll.explore.explain.described_device import described_device
-from atoll.explore.explain.device_comparison import DeviceComparer
+from atoll.explore.explain.device_comparison import DeviceComparer, described_device
 from atoll.explore.explain.neighbours import Neighbours, answer_chip
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.device import load_device

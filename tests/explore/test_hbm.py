@@ -37,7 +37,7 @@ def test_operators_that_run_together_draw_no_more_than_hbm_has(seed: int, effort
         hbm_Bps = float(priced.chips.hbm_Bps[chip])
         for variant in job.variants.variants:
             solved = priced.schedules(chip, variant, effort, 1e-3)
-            for index, schedule in enumerate(s for pair in solved for s in pair):
+            for index, schedule in enumerate(solved):
                 number = 2 * variant.first_layer + index
                 problem = priced.problem(chip, number)
                 check(problem, schedule)

@@ -190,7 +190,7 @@ def test_no_chip_of_a_box_beats_the_boxs_bound(physical: ProductSpace) -> None:
     chips, ids, _ = built
     rows = np.zeros((len(chips), len(reserve.context.variants.variants)))
     none = np.full(len(chips), -1.0), np.full(len(chips), np.inf)
-    rows = bound_chips(reserve.context, chips, rows, rows == 0.0, *none).lower_s
+    rows, _ = bound_chips(reserve.context, chips, rows, rows == 0.0, *none)
     place = {int(number): row for number, row in zip(ids, rows, strict=True)}
     grid, boxes, looked = reserve.grid, reserve.root_boxes, 0
     while len(boxes):

@@ -23,8 +23,9 @@ from atoll.hardware.accelerator import MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_network
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.price import USUAL_PRICES, ownership_usd, with_links
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.physical import LINKED, physical_memories
-from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space
+from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace
 from atoll.hardware.spacefile import read_space
 from atoll.profiles import DEFAULT
 
@@ -94,7 +95,7 @@ def space_of(link_Bps: float, max_area_mm2: float) -> DesignSpace:
     )  # fmt: skip
     memory = (Hbm(1 << 34, 200e9),)
     limits = DesignLimits(max_area_mm2=max_area_mm2)
-    return build_space("tiny", axes, memory, GlbBandwidth(per_mib_Bpc=128.0), limits)
+    return ProductSpace("tiny", axes, memory, GlbBandwidth(per_mib_Bpc=128.0), limits).build()
 
 
 def test_everything_tried_on_every_network_is_no_better() -> None:

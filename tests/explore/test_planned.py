@@ -53,8 +53,8 @@ def node(
     model: str, recompute: str = "none", hsdp: tuple[int, ...] = (), **spread: tuple[int, ...]
 ) -> Node:
     setting = SearchSetting(
-        load_network(NETWORK), DEFAULT, load_states("mixed"), DEVICES, recompute, ZERO_STAGES,
-        ORDERS, hsdp,
+        network=load_network(NETWORK), profile=DEFAULT, states=load_states("mixed"),
+        devices=DEVICES, recompute=recompute, zero=ZERO_STAGES, orders=ORDERS, hsdp=hsdp,
     )  # fmt: skip
     variants = make_variants(
         [make_workload(model, BATCH, SEQUENCE)], [1], [2], DEVICES, recompute, DEFAULT,
@@ -64,8 +64,8 @@ def node(
         chips_of_accelerator(load_accelerator(CHIP), DEFAULT), variants, setting
     )
     variant = variants.variants[0]
-    pairs = priced.schedules(0, variant, EFFORT, 1e-3)
-    pass_s = np.array([[one.makespan_s, two.makespan_s] for one, two in pairs])
+    schedules = priced.schedules(0, variant, EFFORT, 1e-3)
+    pass_s = np.array([one.makespan_s for one in schedules]).reshape(-1, 2)
     problem = priced.placement_problem(0, variant, 1e15)
     assert isinstance(problem.layouts, PlannedLayouts)
     return Node(problem.layouts, problem, priced.times(0, variant, pass_s))

@@ -118,7 +118,7 @@ def test_a_store_that_other_sources_began_is_refused(
     begun = counts(tmp_path / "run")
     with monkeypatch.context() as other:
         code = {"version": VERSION, "sources": "0123456789abcdef"}
-        other.setattr("atoll.driver.problem.this_code", lambda: code)
+        other.setattr("atoll.driver.this_code", lambda: code)
         with pytest.raises(AtollError) as refused:
             run_search(job, out=tmp_path / "run")
     ours = this_code()["sources"][:8]

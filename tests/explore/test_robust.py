@@ -26,8 +26,14 @@ from atoll.explore.robust import (
     space_under,
 )
 from atoll.hardware.accelerator import Accelerator
-from atoll.hardware.physical.constants import PUBLISHED, Constant, constants
-from atoll.hardware.physical.draws import at_ends, drawn, triangular
+from atoll.hardware.physical.constants import (
+    PUBLISHED,
+    Constant,
+    at_ends,
+    constants,
+    drawn,
+    triangular,
+)
 from atoll.hardware.physical.price import ownership_usd
 from atoll.hardware.silicon.chip import accelerator_area_mm2, accelerator_usd, peak_power_W
 from atoll.hardware.silicon.physical import redrawn

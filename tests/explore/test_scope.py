@@ -19,9 +19,9 @@ from atoll.explore.run import run_search
 from atoll.hardware import product_space
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
-from atoll.hardware.product_space import ProductSpace
+from atoll.hardware.product_space import ProductSpace, phaze_space
 from atoll.hardware.silicon.chip import accelerator_area_mm2
-from atoll.hardware.space import DesignSpace, phaze_space
+from atoll.hardware.space import DesignSpace
 from atoll.questions import SearchQuestion
 from designs import position_of
 

@@ -13,12 +13,12 @@ from tiny import random_space, tiny_setting, tiny_variants
 
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop
+from atoll.explore.baselines import GaussianProcess
 from atoll.explore.pareto import TOLERANCE, CheaperChips, fronts, known_costs, prove_fronts
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.proof.tasks import solve_node
-from atoll.explore.spotlight import GaussianProcess
 from atoll.phaze.strategy import visit_buckets
 from atoll.profiles import DEFAULT
 

@@ -108,7 +108,13 @@ def test_phaze_keeps_replicas_that_run_a_microbatch_less() -> None:
     network = Network("flat", (FabricLevel("all", 1 << 20, 4e9, 0.0),))
     layouts = {}
     for profile, where in ((DEFAULT, NETWORK), (PHAZE, network)):
-        setting = SearchSetting(where, profile, load_states(profile.optimizer), 4, "optimal")
+        setting = SearchSetting(
+            network=where,
+            profile=profile,
+            states=load_states(profile.optimizer),
+            devices=4,
+            recompute="optimal",
+        )
         variant = variants_of(10, (1,), 4, profile).variants[0]
         slow = [np.ones(variant.layers)]
         layouts[profile.name] = list_layouts([variant], setting, 80e9, 1e12, slow).floors

@@ -11,8 +11,9 @@ from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Spreads, Variants, Workload, make_variants
 from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.accelerator import GIB, MIB, GlbBandwidth, Hbm
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space
+from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 from atoll.profiles import PHAZE
@@ -61,7 +62,10 @@ def tiny_setting(profile: Profile, devices: int, recompute: str = "optimal") -> 
         if profile is not PHAZE
         else Network("flat", (FabricLevel("all", 1 << 20, 4e9, 0.0),))
     )
-    return SearchSetting(network, profile, load_states(profile.optimizer), devices, recompute)
+    states = load_states(profile.optimizer)
+    return SearchSetting(
+        network=network, profile=profile, states=states, devices=devices, recompute=recompute
+    )
 
 
 def random_space(
@@ -82,7 +86,9 @@ def random_space(
         vector_width=(16, 64),
     )
     options = tuple(Hbm(size, speed) for size in hbm_bytes for speed in hbm_Bps)
-    whole = build_space("random", axes, options, GlbBandwidth(per_mib_Bpc=128.0), DesignLimits())
+    whole = ProductSpace(
+        "random", axes, options, GlbBandwidth(per_mib_Bpc=128.0), DesignLimits()
+    ).build()
     chosen = np.random.default_rng(seed).choice(len(whole), size=chips, replace=False)
     return whole.subset(np.sort(chosen))
 
@@ -167,7 +173,10 @@ def drawn_job(
         FabricLevel("cluster", 1 << 20, outside, 10 ** rng.uniform(-6.0, -5.0)),
     )
     network = Network("drawn", levels)
-    setting = SearchSetting(network, profile, load_states(profile.optimizer), devices, "optimal")
+    states = load_states(profile.optimizer)
+    setting = SearchSetting(
+        network=network, profile=profile, states=states, devices=devices, recompute="optimal"
+    )
     if wide:
         setting = replace(setting, zero=ZERO_STAGES, orders=ORDERS, hsdp=())
     memory = (int(10 ** rng.uniform(6.5, 8.0)) if rng.random() < 0.4 else 16 * GIB,)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.energy import DEFAULT_ENERGY, TPU_V4_IDLE_W, TPU_V4_MAX_W, hbm_power_W
+from atoll.hardware.product_space import phaze_space
 from atoll.hardware.silicon.chip import peak_power_W
-from atoll.hardware.space import phaze_space
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 

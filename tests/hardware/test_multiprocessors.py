@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.explore.explain.described_device import described_device
+from atoll.explore.explain.device_comparison import described_device
 from atoll.hardware.catalog import load_accelerator, load_accelerator_file
 from atoll.hardware.device import load_device
 from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W, rated_power_W

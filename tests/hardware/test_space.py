@@ -8,8 +8,9 @@ import pytest
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.product_space import ProductSpace, phaze_space
 from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
-from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space, phaze_space
+from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace
 from designs import position_of
 
 PHAZE = phaze_space()
@@ -78,7 +79,7 @@ RULE = GlbBandwidth(per_mib_Bpc=128)
 
 
 def test_without_limits_a_space_is_the_product_of_its_lists() -> None:
-    space = build_space("all", AXES, (SMALL, LARGE), RULE)
+    space = ProductSpace("all", AXES, (SMALL, LARGE), RULE).build()
     assert len(space) == AXES.points == 32
     names = ("tensor_cores", "width", "vector_width", "glb_bytes", "clock_Hz")
     assert distinct(space, *names) == 32
@@ -86,9 +87,11 @@ def test_without_limits_a_space_is_the_product_of_its_lists() -> None:
 
 
 def test_a_chip_may_fit_with_one_hbm_and_not_with_another() -> None:
-    everything = build_space("all", AXES, (SMALL, LARGE), RULE)
+    everything = ProductSpace("all", AXES, (SMALL, LARGE), RULE).build()
     limit = float(np.median(everything.area_mm2)) + LARGE.area_mm2
-    space = build_space("cut", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=limit))
+    space = ProductSpace(
+        "cut", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=limit)
+    ).build()
     assert np.array_equal(space.hbm_allowed[:, 0], space.area_mm2 + 10 <= limit)
     assert np.array_equal(space.hbm_allowed[:, 1], space.area_mm2 + 40 <= limit)
     assert 0 < space.hbm_allowed[:, 1].sum() < len(space)
@@ -96,8 +99,8 @@ def test_a_chip_may_fit_with_one_hbm_and_not_with_another() -> None:
 
 def test_limits_are_those_of_the_single_chip() -> None:
     limits = DesignLimits(max_power_W=60, min_peak_flops=1e13)
-    kept = build_space("cut", AXES, (SMALL, LARGE), RULE, limits)
-    everything = build_space("all", AXES, (SMALL, LARGE), RULE)
+    kept = ProductSpace("cut", AXES, (SMALL, LARGE), RULE, limits).build()
+    everything = ProductSpace("all", AXES, (SMALL, LARGE), RULE).build()
     good = [
         (chip.tensor_cores, chip.width, chip.vector_width, chip.glb_bytes, chip.clock_Hz)
         for chip in (everything.accelerator(i, SMALL) for i in range(len(everything)))
@@ -112,18 +115,18 @@ def test_limits_are_those_of_the_single_chip() -> None:
 
 def test_hbm_options_that_no_chip_may_take_are_dropped() -> None:
     limits = DesignLimits(min_hbm_capacity_bytes=32 * GIB)
-    space = build_space("big memory", AXES, (SMALL, LARGE), RULE, limits)
+    space = ProductSpace("big memory", AXES, (SMALL, LARGE), RULE, limits).build()
     assert space.hbm_options == (LARGE,)
     assert space.accelerator(0).hbm == LARGE
 
 
 def test_an_empty_space_says_what_emptied_it_and_what_there_is() -> None:
     with pytest.raises(InfeasibleError) as error:
-        build_space(
+        ProductSpace(
             "dust", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=5, min_area_mm2=1)
-        )
+        ).build()
     assert str(error.value).startswith("space dust is empty: max_area 5 mm2 alone removes 64 of")
-    smallest = build_space("all", AXES, (SMALL, LARGE), RULE).area_with(SMALL).min()
+    smallest = ProductSpace("all", AXES, (SMALL, LARGE), RULE).build().area_with(SMALL).min()
     assert f"the smallest chip in it has {smallest:.2f} mm2" in str(error.value)
 
 
@@ -133,12 +136,12 @@ def test_a_space_too_large_to_enumerate_is_refused_at_once() -> None:
         tensor_cores=many, vector_cores=many, width=(8, 16), depth=(8,), glb_bytes=(MIB,)
     )
     with pytest.raises(AtollError, match=r"32,000,000 points .* at most 20,000,000"):
-        build_space("huge", axes, (SMALL,), RULE)
+        ProductSpace("huge", axes, (SMALL,), RULE).build()
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = build_space("s", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=60))
-    monkeypatch.setattr("atoll.hardware.space._CHUNK_POINTS", 7)
-    pieces = build_space("s", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=60))
+    whole = ProductSpace("s", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=60)).build()
+    monkeypatch.setattr("atoll.hardware.product_space._CHUNK_POINTS", 7)
+    pieces = ProductSpace("s", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=60)).build()
     assert np.array_equal(whole.area_mm2, pieces.area_mm2)
     assert np.array_equal(whole.hbm_allowed, pieces.hbm_allowed)

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, MIB
-from atoll.hardware.space import phaze_space
+from atoll.hardware.product_space import phaze_space
 from atoll.hardware.spacefile import read_space
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "spaces"

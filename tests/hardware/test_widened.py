@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.hardware.space import DesignSpace, phaze_space
-from atoll.hardware.widened_space import RETICLE_MM2, round_numbers, widened_space
+from atoll.hardware.product_space import RETICLE_MM2, phaze_space, round_numbers, widened_space
+from atoll.hardware.space import DesignSpace
 
 LARGEST_MM2 = float(phaze_space().area_mm2.max())
 

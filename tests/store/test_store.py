@@ -21,7 +21,7 @@ from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.step.certificate import Certificate
 from atoll.store import FILE, SCHEMA_VERSION, DesignRow, EvaluationRow, RunReader, RunStore
 from atoll.store.lock import FolderLock
-from atoll.store.parquet import export_parquet
+from atoll.store.rows import export_parquet
 from atoll.store.schema import in_sentences
 
 JOB = {

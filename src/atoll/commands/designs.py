@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:
     from atoll.store import DesignsAnswer, ParquetFile, RunReader
-    from atoll.store.parquet import export_parquet
+    from atoll.store.rows import export_parquet
 
     with RunReader(question.folder) as reader:
         kind, status = reader.kind(), reader.status()

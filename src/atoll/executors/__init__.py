@@ -2,8 +2,7 @@
 
 from atoll.executors.base import Executor, InProcess, LostWorkerError, Task
 from atoll.executors.choose import choose_executor, spare_executor
-from atoll.executors.crew import Crew, TaskCall
-from atoll.executors.pieces import PieceRunner
+from atoll.executors.crew import Crew, PieceRunner, TaskCall
 
 __all__ = [
     "Crew",

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-Task = Callable[..., Any]
-"""A module-level function whose first argument is the context."""
+Task = Callable[..., Any]  # A module-level function whose first argument is the context
 
 
 class LostWorkerError(Exception):

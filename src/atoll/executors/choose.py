@@ -34,18 +34,15 @@ def choose_executor(workers: int | None, cluster: str | None, stop: StopCheck = 
                 "multiprocessing.Pool; give workers=0, or use a ProcessPoolExecutor."
             )
         return InProcess()
-    from atoll.executors.growing import Growing  # with numba
-    from atoll.executors.processes import LocalProcesses
+    from atoll.executors.processes import Growing, LocalProcesses
 
     return Growing() if workers is None else LocalProcesses(workers)
 
 
 def spare_executor(executor: Executor) -> Executor:
     """Return one more local process, a copy of this one, next to an executor that may start
-    processes; otherwise this process, which runs a task when its result is requested.
-    """
-    from atoll.executors.growing import Growing
-    from atoll.executors.processes import LocalProcesses
+    processes; otherwise this process, which runs a task when its result is requested."""
+    from atoll.executors.processes import Growing, LocalProcesses
 
     grows = isinstance(executor, Growing) and (os.cpu_count() or 1) > 1 and not compiling()
     return LocalProcesses(1) if grows and sys.platform == "linux" else InProcess()

@@ -30,16 +30,12 @@ from atoll.executors.threads import set_threads
 CONNECT_S = 10.0
 COUNT_S = 1.0
 ANSWER_S = 60.0
-STOPPED_S = 2.0
-"""Time limit of a response once the search has to end."""
-WORKERS_S = 300.0
-"""Time limit of requests for which workers import Atoll or receive the context."""
-SILENT_S = 120.0
-"""Silence after which a worker is removed; it is silent while it compiles a kernel."""
+STOPPED_S = 2.0  # time limit of a response once the search has to end
+WORKERS_S = 300.0  # time limit of requests for which workers import Atoll or receive the context
+SILENT_S = 120.0  # silence after which a worker is removed; it is silent while it compiles a kernel
 PAUSED, PAUSED_S = -1.0, 5.0
 """Time after which a worker that Dask paused is removed: it would keep its tasks."""
-ALONE_S = 60.0
-"""Time that a cluster may be without workers."""
+ALONE_S = 60.0  # time that a cluster may be without workers
 LOG = logging.getLogger("atoll")
 _REFUSED = "cluster: worker "
 _LOST = ("KilledWorker", "FutureCancelledError", "CancelledError", "TimeoutError")
@@ -175,9 +171,7 @@ class DaskCluster:
         self._ask(lambda: self._client.scheduler.unregister(**arguments))
 
     def _ask_workers(self) -> None:
-        """Refuse a cluster with a worker of another Atoll, and leave out one that joins later;
-        each is checked once.
-        """
+        """Refuse a cluster with a worker of another Atoll; leave out one that joins later."""
         workers = set(self._workers())
         new = sorted(workers - self._checked_workers)
         refusals = self._refusals(new) if new else {}

@@ -3,6 +3,9 @@
 With fork a worker starts as a copy of this process, with loaded kernels and the context. Otherwise
 workers start empty and receive the context. A dying worker breaks the standard pool: a new pool is
 made, and the tasks in flight are submitted again.
+
+`Growing` runs tasks in this process first: most searches end before processes pay off, as kernels
+use all cores in one process too. Results are the same.
 """
 
 from __future__ import annotations
@@ -21,15 +24,14 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from typing import Any
 
-from atoll.executors.base import LostWorkerError, Task
+from atoll.base.kernel_cache import compiling
+from atoll.executors.base import Executor, InProcess, LostWorkerError, Task
 from atoll.executors.threads import set_threads
 
 _POLL_S = 0.1
-PATIENCE = 25
-"""Checks, 0.2 s apart, of a stopped or dead process before it is killed."""
+PATIENCE = 25  # checks, 0.2 s apart, of a stopped or dead process before it is killed
 _context: Any = None
-_working = False
-"""Whether this process is a worker that is running a task."""
+_working = False  # whether this process is a worker that is running a task
 _changing = threading.Lock()
 
 
@@ -199,3 +201,50 @@ def _run(task: Task, args: tuple[Any, ...]) -> Any:
     finally:
         with _changing:
             _working = False
+
+
+GROW_AFTER_S = 5.0
+
+
+class Growing:
+    """Starts in this process; `consider` moves to one process per core."""
+
+    def __init__(self, grow_after_s: float = GROW_AFTER_S) -> None:
+        self._inner: Executor = InProcess()
+        self._context: Any = None
+        self._grow_after_s = grow_after_s
+        self._began = time.monotonic()
+
+    @property
+    def workers(self) -> int:
+        return self._inner.workers
+
+    @property
+    def in_process(self) -> bool:
+        return self._inner.in_process
+
+    def start(self, context: Any) -> None:
+        self._context = context
+        self._began = time.monotonic()
+        self._inner.start(context)
+
+    def consider(self) -> None:
+        """Grow if the work has taken long and no future is outstanding."""
+        cores = os.cpu_count() or 1
+        long = time.monotonic() - self._began > self._grow_after_s
+        # During compilation of kernels every process would compile its own.
+        if long and self._inner.in_process and cores > 1 and not compiling():
+            self._inner = LocalProcesses(cores)
+            self._inner.start(self._context)
+
+    def submit(self, task: Task, *args: Any) -> Future[Any]:
+        return self._inner.submit(task, *args)
+
+    def tend(self) -> None:
+        self._inner.tend()
+
+    def describe(self) -> str:
+        return self._inner.describe()
+
+    def close(self) -> None:
+        self._inner.close()

@@ -13,8 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
-START_S = 2e-3
-"""Seconds of work below which threads take longer to start than they save."""
+START_S = 2e-3  # seconds of work below which threads take longer to start than they save
 
 
 def set_threads(count: int | None) -> int | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from atoll.answers.answer import build_from
 from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip
 from atoll.base.arrays import Floats
 from atoll.base.stopping import StoppedError
@@ -17,11 +18,11 @@ from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import EFFORTS
 from atoll.explore.proof.journal import EvaluatedPlan, EvaluationKey
-from atoll.explore.proof.tasks import Schedules
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.silicon.chip import accelerator_usd, peak_power_W
 from atoll.hardware.space import DesignSpace
 from atoll.placement.replay import replay_difference
+from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
 from atoll.workload.flops import model_flops
 
@@ -43,38 +44,32 @@ class DesignBuilder:
             model: PricedChips.of(single, variants.part([plan.variant]), setting)
             for model, plan in plans.items()
         }
-        space, design = self._space_with(chip)
-        hbm = self._smallest_hbm(priced, space, design, int(chips.memory[chip]), plans)
+        space, design, options = self._space_with(chip)
+        hbm = next((o for o in options[:-1] if self._keeps_times(o, priced, plans)), options[-1])
         accelerator = replace(space.accelerator(design, hbm), name="")
+        memory_bytes, peak_flops = float(hbm.capacity_bytes), accelerator.peak_flops
         described = []
         for model, plan in sorted(plans.items()):
-            described_plan = model_plan(
-                priced[model], plan.pass_s, float(hbm.capacity_bytes), accelerator.peak_flops
-            )
+            described_plan = model_plan(priced[model], plan.pass_s, memory_bytes, peak_flops)
             assert described_plan is not None
             layers = self._layers(priced[model], chip, plan) if with_layers else ()
             described.append(replace(described_plan, layers=layers))
-        return Design(
-            accelerator=accelerator,
-            area_mm2=float(space.area_with(hbm)[design]),
-            peak_power_W=peak_power_W(accelerator),
-            plans=tuple(described),
-        )
+        area_mm2 = float(space.area_with(hbm)[design])
+        return Design(accelerator, area_mm2, peak_power_W(accelerator), tuple(described))
 
     def chip(self, chip: int) -> SizedChip:
         return self.design(chip).chip()
 
     def _layers(self, priced: PricedChips, chip: int, plan: EvaluatedPlan) -> tuple[LayerPass, ...]:
         """Return a plan's schedules with the best bounds of all efforts of the proof; solved again
-        if not in memory, empty where the search stops before that.
-        """
+        if not in memory, empty where the search stops before that."""
         search, variant = self.search, priced.variants.variants[0]
         plan_limit_s = np.inf if plan.limit_s is None else plan.limit_s
         tries: list[tuple[Effort, float]] = [(plan.effort, plan_limit_s)]
         node = "tighten", int(search.frontier.ids[chip]), plan.variant
         keys = {effort: EvaluationKey(*node, effort) for effort in EFFORTS}
         tries += [(e, np.inf) for e in EFFORTS if keys[e] in search.solved and e != plan.effort]
-        solved: list[Schedules] = []
+        solved: list[list[Schedule]] = []
         for effort, limit_s in tries:
             schedules, solved_s = None, 0.0
             if effort != "quick":
@@ -91,58 +86,39 @@ class DesignBuilder:
 
     def size(self, chip: int) -> ChipSize:
         """Return area, peak power and cost of a chip with the smallest HBM of its bandwidth."""
-        chips = self.search.frontier.chips
-        space, design = self._space_with(chip)
-        hbm = self._hbm_options(space, design, int(chips.memory[chip]))[0]
+        space, design, (hbm, *_) = self._space_with(chip)
         accelerator = space.accelerator(design, hbm)
         area_mm2, usd = float(space.area_with(hbm)[design]), accelerator_usd(accelerator)
         figures = area_mm2, peak_power_W(accelerator), usd
         return ChipSize(*(round(value or 0.0, 6) for value in figures))
 
-    def _space_with(self, chip: int) -> tuple[DesignSpace, int]:
-        """Return a space in memory that contains the chip's design, and its index there."""
+    def _space_with(self, chip: int) -> tuple[DesignSpace, int, list[Hbm]]:
+        """Return a space in memory that contains the chip's design, its index there, and the HBM
+        options of the chip's memory that it allows, smallest first."""
         space, chips = self.search.space, self.search.frontier.chips
         design = int(chips.design[chip])
-        if isinstance(space, DesignSpace):
-            return space, design
-        return space.design(design, float(chips.clock_Hz[chip])), 0
+        if not isinstance(space, DesignSpace):
+            space, design = space.design(design, float(chips.clock_Hz[chip])), 0
+        allowed, listed = space.hbm_allowed[design], space.hbm_options
+        options = self.search.memories[int(chips.memory[chip])]
+        return space, design, [hbm for hbm in options if allowed[listed.index(hbm)]]
 
-    def _smallest_hbm(
-        self,
-        priced: dict[int, PricedChips],
-        space: DesignSpace,
-        design: int,
-        memory: int,
-        plans: dict[int, EvaluatedPlan],
-    ) -> Hbm:
-        """Return the smallest capacity that keeps every model's step time."""
-        options = self._hbm_options(space, design, memory)
-        for option in options[:-1]:
-            if all(
-                self._step_time_s(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
-                for model, plan in plans.items()
-            ):
-                return option
-        return options[-1]
-
-    def _hbm_options(self, space: DesignSpace, design: int, memory: int) -> list[Hbm]:
-        """Return the options of a memory that the design allows, smallest first."""
-        return [
-            option
-            for option in self.search.memories[memory]
-            if space.hbm_allowed[design, space.hbm_options.index(option)]
-        ]
-
-    def _step_time_s(self, priced: PricedChips, plan: EvaluatedPlan, hbm: Hbm) -> float:
-        variant = priced.variants.variants[0]
-        placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
-        return np.inf if placed is None else placed.step_time_s
+    def _keeps_times(
+        self, hbm: Hbm, priced: dict[int, PricedChips], plans: dict[int, EvaluatedPlan]
+    ) -> bool:
+        """Return whether every model's step takes no longer with this capacity."""
+        for model, plan in plans.items():
+            chips, variant = priced[model], priced[model].variants.variants[0]
+            placed = chips.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
+            if placed is None or placed.step_time_s > plan.step_time_s * (1 + _SAME):
+                return False
+        return True
 
     def record(self, chip: int) -> Record:
         """Return an evaluated design as a flat record."""
         chips = self.search.frontier.chips
         number = int(chips.design[chip])
-        space, design = self._space_with(chip)
+        space, design, _ = self._space_with(chip)
         plans = self.search.frontier.plans[chip]
         row: dict[str, int | float] = {
             "design": number,
@@ -167,18 +143,13 @@ class DesignBuilder:
         return row
 
 
-def _tightest(solved: list[Schedules]) -> Schedules:
+def _tightest(solved: list[list[Schedule]]) -> list[Schedule]:
     """Return the first schedules with the highest bound that any effort proved for them."""
-    pairs = []
+    tightest = []
     for tries in zip(*solved, strict=True):
-        passes = zip(*tries, strict=True)
-        best = [max(efforts, key=lambda solution: solution.lower_bound_s) for efforts in passes]
-        first, second = (
-            replace(efforts, lower_bound_s=most.lower_bound_s, bound=most.bound)
-            for efforts, most in zip(tries[0], best, strict=True)
-        )
-        pairs.append((first, second))
-    return pairs
+        best = max(tries, key=lambda schedule: schedule.lower_bound_s)
+        tightest.append(replace(tries[0], lower_bound_s=best.lower_bound_s, bound=best.bound))
+    return tightest
 
 
 def model_plan(
@@ -186,25 +157,28 @@ def model_plan(
 ) -> SearchedModel | None:
     """Plan the first variant on the first chip with this memory; None if it does not fit."""
     variant = priced.variants.variants[0]
-    division = priced.place(0, variant, pass_s, memory_bytes=memory_bytes)
+    problem = priced.placement_problem(0, variant, memory_bytes)
+    times = priced.times(0, variant, pass_s)
+    division = priced.setting.place(problem, times)
     if division is None:
         return None
-    placement = priced.describe(0, variant, pass_s, division, memory_bytes)
+    assert problem.layouts is not None  # they have the division
+    placement = problem.layouts.describe(problem, times, division)
     workload = priced.variants.workloads[variant.workload]
     energy = step_energy(priced, placement)
     samples_per_s = workload.global_batch / placement.step_time_s
     flops = samples_per_s * model_flops(workload.config, workload.sequence)
-    return SearchedModel(
+    return build_from(
+        SearchedModel,
+        placement,
+        energy,
         model=workload.name,
         samples_per_s=samples_per_s,
         tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
         mfu=flops / (peak_flops * placement.devices),
         placement=placement,
-        power_W=energy.power_W,
         energy_per_token_J=energy.per_token_J,
         energy_parts_J=energy.parts_J,
-        microbatch=placement.microbatch,
-        recompute=placement.recompute,
         replay_difference=replay_difference(placement),
         layers=(),
     )

@@ -102,12 +102,9 @@ class RejectedNetworks:
         """Add the networks to the notes of the scope."""
         if not self.networks:
             return scope
-        notes = [f"chosen among {counted(len(self.networks), 'network')}: {_listed(self.networks)}"]
-        if self.infeasible:
-            notes.append(f"no chip keeps to the limits with links of {_listed(self.infeasible)}")
+        networks, infeasible = ", ".join(self.networks), ", ".join(self.infeasible)
+        notes = [f"chosen among {counted(len(self.networks), 'network')}: {networks}"]
+        if infeasible:
+            notes.append(f"no chip keeps to the limits with links of {infeasible}")
         designs = scope.designs + sum(proof.items for proof in self.certificates)
         return replace(scope, designs=designs, notes=(*scope.notes, *notes))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)

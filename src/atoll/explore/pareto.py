@@ -15,16 +15,14 @@ import numpy as np
 
 from atoll.base.arrays import Floats, Ints
 from atoll.explore.pricing.energy import energy_per_token_J
-from atoll.explore.pricing.price import PERS, Per, Price
+from atoll.explore.pricing.price import PERS, Price
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import tighten
 from atoll.hardware.space import DesignSpace
 
 TOLERANCE = 0.01
-OWN_TOLERANCE = 0.005
-"""How far the plan of an evaluated chip may be from the chip's own bound."""
-RANGES = 32
-"""Ranges of each cost from which the next chips are taken."""
+OWN_TOLERANCE = 0.005  # how far the plan of an evaluated chip may be from the chip's own bound
+RANGES = 32  # ranges of each cost from which the next chips are taken
 _ROUNDING = 1e-9
 
 
@@ -40,11 +38,8 @@ class Front:
 
 
 def fronts(search: Search) -> tuple[dict[str, Front], str]:
-    """Return the fronts by the name of their cost, and why they are not proven within the
-    tolerance (empty: they are).
-    """
-    costs = known_costs(search)
-    gaps = prove_fronts(search, costs, TOLERANCE)
+    """Return the fronts by cost, and why they are not proven within the tolerance (empty: are)."""
+    gaps = prove_fronts(search, known_costs(search), TOLERANCE)
     proven = all(gap <= TOLERANCE for gap in gaps.values())
     within = {name: max(gap, TOLERANCE) for name, gap in gaps.items() if np.isfinite(gap)}
     return evaluated_fronts(search, within), "" if proven else search.stop.reason
@@ -52,16 +47,13 @@ def fronts(search: Search) -> tuple[dict[str, Front], str]:
 
 def known_costs(search: Search) -> dict[str, Floats]:
     """Return the costs that do not depend on the layout; dollars where the template has a process.
-    Of memories with one bandwidth a chip has the largest.
-    """
-    space = search.space
+    Of memories with one bandwidth a chip has the largest."""
+    space, chips = search.space, search.frontier.chips
     assert isinstance(space, DesignSpace)
-    costs = {
-        "area_mm2": np.asarray(search.frontier.chips.area_mm2),
-        "peak_power_W": _of_chips(search, space, PERS["watt"]),
-    }
+    costs = {"area_mm2": np.asarray(chips.area_mm2)}
+    costs["peak_power_W"] = Price(PERS["watt"], 1).of_chips(space, chips, search.memories)
     if space.template.process_nm is not None or "process_nm" in space.columns:
-        costs["cost_usd"] = _of_chips(search, space, PERS["dollar"])
+        costs["cost_usd"] = Price(PERS["dollar"], 1).of_chips(space, chips, search.memories)
     return costs
 
 
@@ -153,9 +145,7 @@ def prove_fronts(search: Search, costs: Mapping[str, Floats], tolerance: float) 
 def _next_chips(
     search: Search, rivals: CheaperChips, costs: Mapping[str, Floats], open_: Ints
 ) -> Ints:
-    """Return the most promising chips in ranges of every cost; where no evaluated chip costs as
-    little, the cheapest.
-    """
+    """Return the most promising chips in ranges of every cost; the cheapest without a rival."""
     to_beat = rivals.to_beat(open_)
     first, others = open_[to_beat <= 0.0], open_[to_beat > 0.0]
     promise = search.scores[others] / to_beat[to_beat > 0.0]
@@ -164,14 +154,3 @@ def _next_chips(
         ranges = np.array_split(np.argsort(cost[others], kind="stable"), RANGES)
         chosen += [others[part[np.argmax(promise[part])]] for part in ranges if len(part)]
     return np.unique(np.array(chosen, np.int64))
-
-
-def _of_chips(search: Search, space: DesignSpace, per: Per) -> Floats:
-    """Return a quantity per device of every chip, with the memory that it has."""
-    chips = search.frontier.chips
-    values = np.empty(len(chips))
-    for number, options in enumerate(search.memories):
-        for hbm in options:
-            members = (chips.memory == number) & (chips.hbm_capacity_bytes == hbm.capacity_bytes)
-            values[members] = Price(per, 1).of_designs(space, hbm)[chips.design[members]]
-    return values

@@ -36,23 +36,17 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.energy import template_energy
-from atoll.hardware.physical.constants import Constant, Physics, constants
-from atoll.hardware.physical.draws import at_ends, drawn
+from atoll.hardware.physical.constants import Constant, Physics, at_ends, constants, drawn
 from atoll.hardware.silicon.physical import redrawn, redrawn_memories
 from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options
 from atoll.questions import SearchQuestion
 
-TOLERANCE = 0.005
-"""Relative tolerance on the best score of a draw."""
-LOSS_TOLERANCE = 0.01
-"""Tolerance on the least mean loss."""
-MOST_TRIED = 256
-"""Most chips that are evaluated to find the steadiest; the answer states the bound."""
+TOLERANCE = 0.005  # relative tolerance on the best score of a draw
+LOSS_TOLERANCE = 0.01  # tolerance on the least mean loss
+MOST_TRIED = 256  # most chips that are evaluated to find the steadiest; the answer states the bound
 FIRST_ROUND, LARGEST_ROUND = 4, 256
-Report = Callable[[str, int], None]
-"""Takes the stage, and the chips that keep to the limits in it."""
-_PROBES = 256
-"""Designs on which constants are tried: those that change none are not drawn."""
+Report = Callable[[str, int], None]  # takes the stage, and the chips that keep to the limits in it
+_PROBES = 256  # designs on which constants are tried: those that change none are not drawn
 
 
 def space_under(space: DesignSpace, physics: Physics) -> DesignSpace:
@@ -69,8 +63,7 @@ def space_under(space: DesignSpace, physics: Physics) -> DesignSpace:
 def constants_that_matter(
     space: DesignSpace, energies: bool = False, price: Price | None = None
 ) -> list[Constant]:
-    """Return the constants that change area, power, prices or (optionally) energies of the
-    chips."""
+    """Return the constants that change area, power, prices or (if asked) energies of chips."""
     probes = space.subset(np.linspace(0, len(space) - 1, _PROBES).astype(np.int64))
 
     def figures(chips: DesignSpace) -> Floats:
@@ -94,21 +87,13 @@ def constants_that_matter(
 class Draws:
     """Which pairs of design and HBM option keep to the limits under sets of constants."""
 
-    space: DesignSpace
-    """Every design that keeps to the limits under at least one of the sets."""
-    usual: Ints
-    """Designs that keep to the limits under the nominal constants, in order."""
+    space: DesignSpace  # every design that keeps to the limits under at least one of the sets
+    usual: Ints  # designs that keep to the limits under the nominal constants, in order
     varied: list[Constant]
     draws: list[Physics]
-    allowed: list[Bools]
-    """[design, option], for every draw, then for both ends of every varied constant."""
-    prices: list[Floats]
-    """Divisors of throughput, in the same order."""
-
-    @property
-    def ends(self) -> list[Physics]:
-        """Both ends of every varied constant."""
-        return [end for constant in self.varied for end in at_ends(constant)]
+    ends: list[Physics]  # both ends of every varied constant
+    allowed: list[Bools]  # [design, option], for every draw, then for all ends
+    prices: list[Floats]  # divisors of throughput, in the same order
 
     def stage(self, number: int) -> str:
         """Name a set of constants for the progress report."""
@@ -138,14 +123,10 @@ class Draws:
                              for hbm in space.hbm_options])[designs]
             for space in redrawn_spaces
         ]  # fmt: skip
-        return Draws(
-            replace(space, hbm_allowed=pairs).subset(designs),
-            np.flatnonzero(usual[designs].any(axis=1)),
-            varied,
-            draws,
-            [constant[designs] for constant in allowed],
-            prices,
-        )
+        every, usual_designs = replace(space, hbm_allowed=pairs), usual[designs].any(axis=1)
+        allowed = [options[designs] for options in allowed]
+        kept, usual_places = every.subset(designs), np.flatnonzero(usual_designs)
+        return Draws(kept, usual_places, varied, draws, ends, allowed, prices)
 
 
 class DrawComparison:
@@ -174,8 +155,7 @@ class DrawComparison:
         self.best_scores = np.zeros(0)
 
     def set_best(self, best_scores: Sequence[float]) -> None:
-        """Set the best scores of the draws; those in which no chip keeps to the limits are left
-        out."""
+        """Set the best scores of the draws, without those in which no chip is within the limits."""
         self.feasible_draws = _with_a_chip(best_scores[: len(self.draws.draws)])
         self.best_scores = np.array([best_scores[draw] for draw in self.feasible_draws])
 
@@ -188,11 +168,8 @@ class DrawComparison:
 
     def losses(self, chips: Ints) -> Floats:
         """Return the losses of evaluated chips, [draw, chip]."""
-        scores = [
-            self.scores_at_best_clock(draw, self.throughput[draw])[chips]
-            for draw in self.feasible_draws
-        ]
-        return np.asarray(1.0 - np.array(scores) / self.best_scores[:, None])
+        scores = [self.scores_at_best_clock(d, self.throughput[d]) for d in self.feasible_draws]
+        return np.asarray(1.0 - np.array(scores)[:, chips] / self.best_scores[:, None])
 
     def slower(self, chips: Ints) -> Ints:
         """Return the chips at their nominal and all lower clocks."""
@@ -265,7 +242,7 @@ class SharedSearch(DrawComparison):
         """Evaluate the chips whose bounds allow more than `least`."""
         if self.search.stop():
             raise StoppedError
-        self.search.bound_near(chips, least)
+        self.search.evaluate_near(chips, least, plans_only=False)
         if self.search.stop():
             raise StoppedError  # not all were evaluated
         self._note(chips)
@@ -327,15 +304,8 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     """Return the robustness of a search's answer under the draws of its job."""
     described = described_space(job)
     limits = limits_of(job, described)
-    free = replace(
-        limits,
-        max_area_mm2=None,
-        min_area_mm2=None,
-        max_power_W=None,
-        max_W_per_mm2=None,
-        edge=False,
-        per_die=False,
-    )
+    free = replace(limits, max_area_mm2=None, min_area_mm2=None, edge=False, per_die=False)
+    free = replace(free, max_power_W=None, max_W_per_mm2=None)
     lists = replace(described, limits=limits)
     unlimited = with_solved_clocks(replace(described, limits=free).build(), lists)
     progress, limits_passes = search.progress, search.setting.limit is not None
@@ -403,10 +373,8 @@ def _shares(draws: Draws, ends: Floats) -> tuple[ConstantShare, ...]:
     low, high = ends.T
     swing = (low - high) ** 2
     shares = swing / swing.sum() if swing.any() else swing
-    return tuple(
-        ConstantShare(name=draws.varied[i].name, share=float(shares[i]))
-        for i in np.argsort(-shares, kind="stable")
-    )
+    order = np.argsort(-shares, kind="stable")
+    return tuple(ConstantShare(name=draws.varied[i].name, share=float(shares[i])) for i in order)
 
 
 # --- Limits on what passes draw -------------------------------------------------------------------
@@ -426,17 +394,14 @@ def robustness_by_draw(search: Search, draws: Draws, chosen: int, report: Report
     for number in range(len(draws.allowed)):
         report(draws.stage(number), int(compared.feasible[number].sum()))
         drawn, position = _search_under(search, compared, number, np.arange(len(draws.space)))
-        if drawn is None:
-            best_scores.append(0.0)
-            bounds.append(0.0)
-            continue
-        drawn.batch(np.flatnonzero(np.isin(position, tried)))
-        if exact_search(drawn).stopped:
-            raise StoppedError
-        best_scores.append(drawn.score)
-        bounds.append(drawn.bound())
-        if drawn.best is not None and number < len(draws.draws):
-            tried.append(int(position[drawn.best]))
+        if drawn is not None:
+            drawn.batch(np.flatnonzero(np.isin(position, tried)))
+            if exact_search(drawn).stopped:
+                raise StoppedError
+            if drawn.best is not None and number < len(draws.draws):
+                tried.append(int(position[drawn.best]))
+        best_scores.append(0.0 if drawn is None else drawn.score)
+        bounds.append(0.0 if drawn is None else drawn.bound())
     compared.set_best(best_scores)
     candidates = np.array(list(dict.fromkeys(tried)))
     designs = np.unique(chips.design[compared.slower(candidates)])

@@ -19,13 +19,12 @@ from atoll.base.kernel_cache import compile_in_background
 from atoll.base.stopping import Stop, StoppedError
 from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
 from atoll.executors import Crew, Executor, InProcess, spare_executor
-from atoll.explore.answer.files import result_files
-from atoll.explore.answer.memory_check import check_memory, nothing_fits
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
-from atoll.explore.answer.result import SearchResult
+from atoll.explore.answer.result import SearchResult, result_files
 from atoll.explore.answer.scope import SearchScope, open_space
 from atoll.explore.baselines import (
     BaselineDesign,
+    BaselineInputs,
     BaselineRun,
     baseline_names,
     remarks,
@@ -38,26 +37,24 @@ from atoll.explore.network_search import (
     search_networks,
 )
 from atoll.explore.pareto import evaluated_fronts, fronts
-from atoll.explore.per_model import best_chip_per_model
 from atoll.explore.prepare import (
+    check_memory,
     existing_device_runs,
     make_objective,
     network_of,
+    nothing_fits,
     prepare_search,
 )
 from atoll.explore.pricing.layouts import SearchSetting
-from atoll.explore.pricing.workloads import (
-    Variants,
-    left_out_notes,
-)
+from atoll.explore.pricing.workloads import Variants, left_out_notes
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.certificate import certificate_of
+from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import Objective
 from atoll.explore.robust import robust_answer
 from atoll.explore.strategies import STRATEGIES
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.training.run import Run
@@ -129,16 +126,14 @@ class ChipProblem:
     """A job with its chips and the layouts on them."""
 
     job: SearchQuestion
-    space: DesignSpace | ProductSpace
+    space: SearchedSpace
     scope: SearchScope
     setting: SearchSetting
     variants: Variants
-    runs: Mapping[str, Run]
-    """The job on existing devices, by device."""
+    runs: Mapping[str, Run]  # the job on existing devices, by device
     alternatives: tuple[ChipProblem, ...] = ()
     """The job on further networks, where the network is to be chosen."""
-    infeasible_networks: tuple[str, ...] = ()
-    """Networks on which no chip keeps to the limits."""
+    infeasible_networks: tuple[str, ...] = ()  # networks on which no chip keeps to the limits
 
     def identity(self) -> Identity:
         from atoll.explore.stored_journal import identity
@@ -157,25 +152,26 @@ class ChipProblem:
         problems, journal = (self, *self.alternatives), self.journal(runtime)
         names = tuple(str(problem.job.network) for problem in problems)
         note: dict[str, Any] | None = journal.note("networks")
+        best: Search | None = None
         if note is not None:
-            certificates = tuple(Certificate(**fields) for fields in note["rest"])
-            rejected = RejectedNetworks(certificates, names, self.infeasible_networks)
-            return _SearchRun(problems[int(note["best"])], runtime, rejected).result()
-        searches = [problem.open_search(runtime) for problem in problems]
-        numbered = search_networks(searches)
-        if numbered is None:
-            if runtime.stop():
-                raise StoppedError
-            raise nothing_fits(self.job, self.scope, self.variants)
-        number, best = numbered
-        certificates = tuple(
-            rejection_proof(search, len(problem.space), self.job.tolerance, best.score)
-            for problem, search in zip(problems, searches, strict=True)
-            if search is not best
-        )
-        if not runtime.stop():
-            stored = [asdict(certificate) for certificate in certificates]
-            journal.put_note("networks", {"best": number, "rest": stored})
+            number, stored = int(note["best"]), note["rest"]
+            certificates = tuple(Certificate(**fields) for fields in stored)
+        else:
+            searches = [problem.open_search(runtime) for problem in problems]
+            numbered = search_networks(searches)
+            if numbered is None:
+                if runtime.stop():
+                    raise StoppedError
+                raise nothing_fits(self.job, self.scope, self.variants)
+            number, best = numbered
+            certificates = tuple(
+                rejection_proof(search, len(problem.space), self.job.tolerance, best.score)
+                for problem, search in zip(problems, searches, strict=True)
+                if search is not best
+            )
+            if not runtime.stop():
+                stored = [asdict(certificate) for certificate in certificates]
+                journal.put_note("networks", {"best": number, "rest": stored})
         rejected = RejectedNetworks(certificates, names, self.infeasible_networks)
         begun = best if runtime.stop() else None
         return _SearchRun(problems[number], runtime, rejected, begun).result()
@@ -296,9 +292,9 @@ class _SearchRun:
     def _start_baselines(self, executor: Executor, objective: Objective) -> BaselineRun | None:
         if not self.job.baselines:
             return None
-        problem, seed = self.problem, self.job.seed
-        arguments = problem.space, problem.variants, problem.setting, objective, seed, self.stop
-        return BaselineRun(arguments, executor, self.journal)
+        p, seed = self.problem, self.job.seed
+        inputs = BaselineInputs(p.space, p.variants, p.setting, objective, seed, self.stop)
+        return BaselineRun(inputs, executor, self.journal)
 
     def _finish_baselines(
         self, search: Search, baseline_run: BaselineRun | None
@@ -343,7 +339,7 @@ class _SearchRun:
                 certificate=proof,
                 baselines={name: baseline.score for name, baseline in baselines.items()},
                 baseline_remarks=remarks(scope, baselines, score, best, proven=proven),
-                plateau=plateau(search, chosen, complete_above, size_of, builder.chip),
+                plateau=plateau(search, chosen, complete_above, size_of, cache(builder.chip)),
                 runners_up=tuple(builder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP]),
                 designs=[builder.record(chip) for chip in ranked],
                 pareto={},
@@ -367,17 +363,37 @@ class _SearchRun:
 
     def _add_best_chip_per_model(self, result: SearchResult) -> SearchResult:
         """Compare with every model's best chip, where several models share the answer."""
-        plans, problem = result.best.plans, self.problem
-        alone: tuple[ModelAlone, ...] = ()
+        plans, alone = result.best.plans, list[ModelAlone]()
         with self._timed("alone"):
             if len(plans) > 1 and self.strategy.proves and not self.job.per:
-                alone = best_chip_per_model(
-                    problem.space, problem.setting, problem.variants, self.job.tolerance,
-                    [plan.samples_per_s for plan in plans], self.journal, self.stop,
-                )  # fmt: skip
+                note = self.journal.note("alone")
+                stored = (ModelAlone(**fields) for fields in note or ())
+                chips = self._best_chip_per_model(result) if note is None else stored
+                rates = (plan.samples_per_s for plan in plans)
+                alone = [chip.sharing(rate) for chip, rate in zip(chips, rates, strict=False)]
+                if note is None and len(alone) == len(plans):
+                    self.journal.put_note("alone", [asdict(chip) for chip in alone])
                 missing = [f"{plan.model} alone" for plan in plans[len(alone) :]]
                 self.left_out |= dict.fromkeys(missing, self.stop.reason)
-        return replace(result, alone=alone, wall_time_s=time.monotonic() - self.runtime.began)
+        wall_time_s = time.monotonic() - self.runtime.began
+        return replace(result, alone=tuple(alone), wall_time_s=wall_time_s)
+
+    def _best_chip_per_model(self, result: SearchResult) -> Iterator[ModelAlone]:
+        """Search every model's best chip, as far as time allows."""
+        p, tolerance = self.problem, self.job.tolerance
+        for index, workload in enumerate(p.variants.workloads):
+            part, objective = p.variants.of_workload(index), Objective.single(workload.global_batch)
+            search = Search(p.space, part, p.setting, objective, tolerance, stop=self.stop)
+            outcome = exact_search(search)
+            if outcome.stopped or outcome.best is None:
+                return
+            yield ModelAlone(
+                model=workload.name,
+                chip=DesignBuilder(search).design(outcome.best).accelerator.describe(),
+                samples_per_s=outcome.score,
+                bound_samples_per_s=outcome.bound,
+                shared_samples_per_s=result.best.plans[index].samples_per_s,
+            )
 
     def _add_existing_devices(self, result: SearchResult) -> SearchResult:
         if not self.problem.runs:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 from pydantic import JsonValue
 
+from atoll.answers.answer import build_from
 from atoll.base.arrays import Floats, Ints
 from atoll.cost.chips import Chips
 from atoll.cost.model import COST_MODELS
@@ -18,7 +19,7 @@ from atoll.explore.proof.journal import ChipEvaluation, EvaluatedPlan, Evaluatio
 from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
-from atoll.hardware.product_space import CLOCK, ProductSpace
+from atoll.hardware.product_space import CLOCK, SearchedSpace
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, TEMPLATES
 from atoll.hardware.space import DesignSpace
 from atoll.profiles import PROFILES
@@ -32,9 +33,7 @@ _DOUBLES = np.dtype("<f8")
 class StoredJournal(Journal):
     """Keeps a search in a `RunStore`."""
 
-    def __init__(
-        self, store: RunStore, variants: Variants, space: DesignSpace | ProductSpace
-    ) -> None:
+    def __init__(self, store: RunStore, variants: Variants, space: SearchedSpace) -> None:
         self.store = store
         self._variants = variants
         self._space = space
@@ -64,21 +63,16 @@ class StoredJournal(Journal):
         self, key: EvaluationKey, evaluation: ChipEvaluation, score: float, chips: Chips, chip: int
     ) -> None:
         plans = [self._plan(model, plan) for model, plan in sorted(evaluation.plans.items())]
-        row = EvaluationRow(
-            phase=key.phase,
-            chip=key.chip,
-            variant=key.variant,
-            effort=key.effort,
-            score=score if score >= 0.0 else None,
-            lower_s=evaluation.lower_s.astype(_DOUBLES).tobytes(),
-            plans=plans,
-        )
-        if score < 0.0:
+        best = score if score >= 0.0 else None
+        lower_s = evaluation.lower_s.astype(_DOUBLES).tobytes()
+        row = build_from(EvaluationRow, key, score=best, lower_s=lower_s, plans=plans)
+        if best is None:
             self.store.put_evaluation(row, None)
             return
         energies = [plan.energy for plan in evaluation.plans.values()]
-        design = DesignRow(
-            chip=key.chip,
+        design = build_from(
+            DesignRow,
+            key,
             design=int(chips.design[chip]),
             figures={
                 "score": score,
@@ -92,7 +86,6 @@ class StoredJournal(Journal):
                 "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
             },
             plan=plans[0],
-            phase=key.phase,
             plans=plans,
         )
         self.store.put_evaluation(row, design)
@@ -157,7 +150,7 @@ def _evaluated_plan(plan: StoredPlan) -> EvaluatedPlan:
 
 
 def identity(
-    job: SearchQuestion, space: DesignSpace | ProductSpace, network: Network, variants: Variants
+    job: SearchQuestion, space: SearchedSpace, network: Network, variants: Variants
 ) -> Identity:
     """Return what a result depends on: jobs with the same identity share their evaluations.
 
@@ -204,8 +197,4 @@ def space_identity(space: DesignSpace) -> dict[str, JsonValue]:
         digest.update(np.ascontiguousarray(values).tobytes())
     digest.update(np.ascontiguousarray(space.hbm_allowed).tobytes())
     digest.update(repr(space.hbm_options).encode())
-    return {
-        "designs": len(space),
-        "template": space.template.name,
-        "digest": digest.hexdigest(),
-    }
+    return {"designs": len(space), "template": space.template.name, "digest": digest.hexdigest()}

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from atoll.base.arrays import Floats
 
 if TYPE_CHECKING:
     from atoll.hardware.template.parameter import Parameter
@@ -32,7 +34,7 @@ class GlbBandwidth:
     per_mib_Bpc: float = 0.0
     fixed_Bpc: float = 0.0
 
-    def bytes_per_clock(self, glb_bytes: ArrayLike) -> NDArray[np.float64]:
+    def bytes_per_clock(self, glb_bytes: ArrayLike) -> Floats:
         return np.asarray(self.fixed_Bpc + self.per_mib_Bpc * (np.asarray(glb_bytes) / MIB))
 
 
@@ -64,17 +66,12 @@ class Accelerator:
     clock_Hz: float
     hbm: Hbm
     name: str = ""
-    template: ChipTemplate | None = None
-    """Chip template; None: the one described above."""
-    more: tuple[tuple[Parameter, float], ...] = ()
-    """Further parameters of another template."""
+    template: ChipTemplate | None = None  # chip template; None: the one described above
+    more: tuple[tuple[Parameter, float], ...] = ()  # further parameters of another template
     stated_core_buffer_bytes: int = 0
-    stalls: Stalls | None = None
-    """Stalls; None: those of the template."""
-    dies: int = 1
-    """Dies of the package."""
-    spare: float = 1.0
-    """Units on the die over those enabled."""
+    stalls: Stalls | None = None  # stalls; None: those of the template
+    dies: int = 1  # dies of the package
+    spare: float = 1.0  # units on the die over those enabled
 
     @property
     def core_buffer_bytes(self) -> int:

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from atoll.base.arrays import Floats, Ints
 from atoll.hardware.accelerator import KIB, MIB
 from atoll.hardware.template.parameter import Columns
 
@@ -42,15 +43,13 @@ _GLB_BYTES = np.array([MIB * 2.0**k for k in range(1, 8)])
 _GLB_MM2 = (3.33822, 6.07864, 11.9524, 23.7452, 46.7509, 88.6057, 175.423)
 
 
-def _table_lookup(
-    sizes_bytes: NDArray[np.float64], areas_mm2: NDArray[np.float64]
-) -> Callable[[ArrayLike], NDArray[np.float64]]:
+def _table_lookup(sizes_bytes: Floats, areas_mm2: Floats) -> Callable[[ArrayLike], Floats]:
     log_sizes, log_areas = np.log2(sizes_bytes), np.log2(areas_mm2)
     slopes = np.diff(log_areas) / np.diff(log_sizes)
     # slope used left of each size, and right of the last: proportional growth
     slopes = np.concatenate([slopes[:1], slopes, [1.0]])
 
-    def lookup(size_bytes: ArrayLike) -> NDArray[np.float64]:
+    def lookup(size_bytes: ArrayLike) -> Floats:
         size = np.asarray(size_bytes, dtype=np.float64)
         if np.any(size <= 0):
             raise ValueError("a buffer's size must be positive")
@@ -71,7 +70,7 @@ glb_area_mm2 = _table_lookup(_GLB_BYTES, np.array(_GLB_MM2))
 """Area of the shared on-chip buffer, by its size in bytes."""
 
 
-def _buffer_sizes_bytes(cells: NDArray[np.int64]) -> NDArray[np.int64]:
+def _buffer_sizes_bytes(cells: Ints) -> Ints:
     """The array form of `accelerator.core_buffer_bytes`."""
     return np.maximum(KIB, cells // 64 * KIB)
 
@@ -83,7 +82,7 @@ def area_mm2(
     depth: ArrayLike,
     vector_width: ArrayLike,
     glb_bytes: ArrayLike,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Areas of many designs at once, without HBM PHYs; arguments broadcast against each other."""
     cells = np.asarray(width, dtype=np.int64) * np.asarray(depth, dtype=np.int64)
     lanes = np.asarray(vector_width, dtype=np.int64)
@@ -96,12 +95,12 @@ def area_mm2(
     )
 
 
-def columns_area_mm2(chips: Columns) -> NDArray[np.float64]:
+def columns_area_mm2(chips: Columns) -> Floats:
     """Area of designs given as columns."""
     return area_mm2(*(chips[name] for name in _SILICON))
 
 
-def columns_area_parts(chips: Columns) -> dict[str, NDArray[np.float64]]:
+def columns_area_parts(chips: Columns) -> dict[str, Floats]:
     """Area of designs by part."""
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
     tensor_cores, vector_cores = chips["tensor_cores"], chips["vector_cores"]

@@ -14,33 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from atoll.base import units
 from atoll.base.errors import AtollError
-from atoll.base.units import (
-    BANDWIDTH,
-    UnitError,
-    counted,
-    format_quantity,
-    parse_bytes,
-    parse_quantity,
-)
 from atoll.fabric.network import FabricLevel, Network
-from atoll.fabric.topology import (
-    SWITCHED,
-    TORUS,
-    parse_bandwidth,
-    parse_linked_network,
-)
-from atoll.files.ranges import (
-    BufferBytes,
-    ChipArea,
-    ChipPower,
-    ClockHz,
-    CoreCount,
-    DeviceBandwidth,
-    DieCount,
-    LatencySeconds,
-    MemoryBytes,
-)
+from atoll.fabric.topology import SWITCHED, TORUS, parse_bandwidth, parse_linked_network
+from atoll.files import ranges
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     Count,
@@ -88,11 +66,11 @@ class HbmFile(FileModel):
     them all, as in the physical model, and products may have another capacity and bandwidth."""
 
     generation: Annotated[str, AfterValidator(_known_generation)] | None = None
-    capacity: MemoryBytes | None = None
-    bandwidth: DeviceBandwidth | None = None
-    area: ChipArea = 0.0
-    power: ChipPower | None = None
-    stacks: DieCount = 1
+    capacity: ranges.MemoryBytes | None = None
+    bandwidth: ranges.DeviceBandwidth | None = None
+    area: ranges.ChipArea = 0.0
+    power: ranges.ChipPower | None = None
+    stacks: ranges.DieCount = 1
     energy: Annotated[float, Field(gt=0, le=100)] = 1.0  # of a byte over the energy model's
     edge_mm: Annotated[float, Field(ge=0, le=1000)] = 0.0  # of the die
     source: str = ""
@@ -151,44 +129,37 @@ def stated_defects(where: str, template: ChipTemplate, stated: DefectsFile) -> C
 class PublishedFile(FileModel):
     """Published area and power of an existing chip."""
 
-    area: ChipArea
-    power: ChipPower
+    area: ranges.ChipArea
+    power: ranges.ChipPower
 
 
 class CoresFile(FileModel):
     """Cores of a chip or die; their buffer has another name in each."""
 
-    tensor_cores: CoreCount
-    vector_cores: CoreCount
-    width: CoreCount
-    depth: CoreCount
-    vector_width: CoreCount | None = None  # as wide as the tensor cores unless given
-    clock_Hz: ClockHz = Field(alias="clock")
+    tensor_cores: ranges.CoreCount
+    vector_cores: ranges.CoreCount
+    width: ranges.CoreCount
+    depth: ranges.CoreCount
+    vector_width: ranges.CoreCount | None = None  # as wide as the tensor cores unless given
+    clock_Hz: ranges.ClockHz = Field(alias="clock")
 
     def core(self, buffer_bytes: int, bandwidth: GlbBandwidthFile, **more: Any) -> Accelerator:
-        return Accelerator(
-            tensor_cores=self.tensor_cores,
-            vector_cores=self.vector_cores,
-            width=self.width,
-            depth=self.depth,
-            vector_width=self.vector_width or self.width,
-            glb_bytes=buffer_bytes,
-            glb_bandwidth_Bpc=float(bandwidth.rule().bytes_per_clock(buffer_bytes)),
-            clock_Hz=self.clock_Hz,
-            **more,
-        )
+        numbers: dict[str, Any] = {name: getattr(self, name) for name in CoresFile.model_fields}
+        numbers["vector_width"] = self.vector_width or self.width
+        numbers["glb_bandwidth_Bpc"] = float(bandwidth.rule().bytes_per_clock(buffer_bytes))
+        return Accelerator(glb_bytes=buffer_bytes, **numbers, **more)
 
 
 class AcceleratorFile(CoresFile):
     name: str = Field(min_length=1)
     source: str = ""
-    glb: BufferBytes
+    glb: ranges.BufferBytes
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
-    core_buffer: BufferBytes = 0  # of each tensor core; by PHAZE's rule unless given
+    core_buffer: ranges.BufferBytes = 0  # of each tensor core; by PHAZE's rule unless given
     kind: Literal["cached", "scratchpad"] | None = None  # what it loses (`STALLS`)
     hbm: HbmFile
-    dies: DieCount = 1
-    cores_on_die: CoreCount | None = None  # tensor cores with those that are switched off
+    dies: ranges.DieCount = 1
+    cores_on_die: ranges.CoreCount | None = None  # tensor cores with those that are switched off
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
     published: PublishedFile | None = None
     template: str = "systolic"
@@ -225,8 +196,7 @@ class AcceleratorFile(CoresFile):
         return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
 
     def _refuse_beyond_reticle(self, chip: Accelerator) -> None:
-        """Refuse dies that no reticle holds, by their published area or that of the physical
-        model."""
+        """Refuse dies that no reticle holds, by published area or the physical model's."""
         from atoll.hardware.silicon.chip import accelerator_area_mm2, chip_columns, chip_template
         from atoll.hardware.silicon.physical import is_physical
 
@@ -236,7 +206,7 @@ class AcceleratorFile(CoresFile):
         dies = round(chip_columns(chip)["dies"].item())
         if area_mm2 > dies * RETICLE_MM2:
             raise AtollError(
-                f"{self.name}: {counted(dies, 'die')} of {area_mm2 / dies:,.0f} mm2 each: a "
+                f"{self.name}: {units.counted(dies, 'die')} of {area_mm2 / dies:,.0f} mm2 each: a "
                 f"reticle holds at most {RETICLE_MM2:g} mm2 (26 mm x 33 mm); divide the chip into "
                 "more dies, make it smaller, or state its published area."
             )
@@ -259,13 +229,13 @@ class LevelFile(FileModel):
     devices: Count | None = None
     shapes: tuple[Axes, ...] = Field((), alias="torus")
     wraps: Count = 1
-    bandwidth_Bps: DeviceBandwidth = Field(alias="bandwidth")
-    latency_s: LatencySeconds = Field(alias="latency")
+    bandwidth_Bps: ranges.DeviceBandwidth = Field(alias="bandwidth")
+    latency_s: ranges.LatencySeconds = Field(alias="latency")
     efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
     ring: dict[str, Share] = Field({}, alias="steps")
     sums: Annotated[float, Field(ge=0.5, le=2)] = 1.0
     in_network: bool = False
-    start_s: LatencySeconds = Field(0.0, alias="start")
+    start_s: ranges.LatencySeconds = Field(0.0, alias="start")
     few: Annotated[float, Field(ge=-2, lt=1)] = Field(0.0, alias="few_members")
 
     @model_validator(mode="after")
@@ -291,7 +261,9 @@ def _curve(efficiency: dict[str, float] | float) -> tuple[tuple[float, float], .
     """Efficiency by bytes, smallest first."""
     if isinstance(efficiency, float):
         return ((1.0, efficiency),)
-    return tuple(sorted((float(parse_bytes(size)), share) for size, share in efficiency.items()))
+    return tuple(
+        sorted((float(units.parse_bytes(size)), share) for size, share in efficiency.items())
+    )
 
 
 class NetworkFile(FileModel):
@@ -312,21 +284,15 @@ class NetworkFile(FileModel):
         return self
 
     def network(self) -> Network:
-        return Network(
-            name=self.name,
-            levels=tuple(level.level() for level in self.levels),
-        )
+        return Network(name=self.name, levels=tuple(level.level() for level in self.levels))
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Keys of the start of messages that the innermost level lacks, unless it is a torus."""
         inner = self.levels[0]
         stated = inner.model_fields_set if not inner.shapes else {"start_s", "few"}
-        return tuple(
-            key
-            for name, key in (("start_s", "start"), ("few", "few_members"))
-            if name not in stated
-        )
+        keys = {"start_s": "start", "few": "few_members"}
+        return tuple(key for name, key in keys.items() if name not in stated)
 
 
 def load_accelerator(name_or_path: str | Path) -> Accelerator:
@@ -341,8 +307,7 @@ def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
 
 def load_network(name_or_path: str | Path) -> Network:
     """Load a network of the catalogue, of a user's YAML file, or of links (`switch-64@450GB/s`);
-    levels may be given another bandwidth: `dgx-h100:infiniband=25GB/s`.
-    """
+    levels may be given another bandwidth: `dgx-h100:infiniband=25GB/s`."""
     name = str(name_or_path)
     if is_file(name):
         file = load_yaml(name, NetworkFile)
@@ -356,8 +321,8 @@ def load_network(name_or_path: str | Path) -> Network:
         topology, link_Bps = topology_and_links
         return topology.network(link_Bps, load_network(SWITCHED if topology.switched else TORUS))
     try:
-        link_Bps = parse_quantity(name, BANDWIDTH)
-    except UnitError:
+        link_Bps = units.parse_quantity(name, units.BANDWIDTH)
+    except units.UnitError:
         return load_entry("network", name, NetworkFile).network()
     raise AtollError(
         f"network {name!r} is a bandwidth: name the network and the level that has it, per device, "
@@ -379,7 +344,7 @@ def _with_level(network: Network, level_name: str, bandwidth: str) -> Network:
 
 
 def _bandwidth(value_Bps: float) -> str:
-    return format_quantity(value_Bps, BANDWIDTH, 12).replace(" ", "")
+    return units.format_quantity(value_Bps, units.BANDWIDTH, 12).replace(" ", "")
 
 
 def accelerator_names() -> tuple[str, ...]:

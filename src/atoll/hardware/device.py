@@ -20,14 +20,12 @@ from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, gpu_names, load_gpu
 
 CLOCK_STEPS = 1000
-CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}
-"""Multiply-adds per cell and clock."""
+CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}  # multiply-adds per cell and clock
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateChip:
-    """A chip of the template. Its cells do one 16-bit, two 8-bit or four 4-bit multiply-adds in a
-    clock."""
+    """A chip of the template. A cell does one 16-bit, two 8-bit or four 4-bit products a clock."""
 
     accelerator: Accelerator
     network: str = "dgx-a100"
@@ -67,8 +65,7 @@ class TemplateChip:
         return self.accelerator.peak_flops * CELL_PRODUCTS[dtype]
 
     def with_compute(self, factor: float) -> TemplateChip:
-        chip = replace(self.accelerator, clock_Hz=self.clock_Hz * factor)
-        return replace(self, accelerator=chip)
+        return replace(self, accelerator=replace(self.accelerator, clock_Hz=self.clock_Hz * factor))
 
     def capped(self, cap_W: float) -> TemplateChip:
         """Return the chip at the highest clock that keeps its peak power within the cap."""
@@ -111,8 +108,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def load_device(name_or_path: str | Path) -> Device:
-    """A device of the catalogue, or of a YAML file of either form: a chip of the template has
-    tensor cores."""
+    """Load a device of the catalogue or of a YAML file; a chip of the template has tensor cores."""
     path = Path(name_or_path)
     is_yaml = path.suffix in (".yaml", ".yml")
     if str(name_or_path) in accelerator_names() or (

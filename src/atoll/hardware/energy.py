@@ -20,8 +20,9 @@ SRAM rows of [TPUv4i] are as remembered and were not.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from atoll.base.arrays import Floats
 from atoll.hardware.accelerator import GIB, MIB, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.template.parameter import Columns
@@ -65,13 +66,13 @@ def energy_at(template: ChipTemplate, process_nm: ArrayLike) -> EnergyModel:
     return template_energy(template) if template.energies is None else template.energies(process_nm)
 
 
-def core_buffer_bytes_per_mac(width: ArrayLike, depth: ArrayLike) -> NDArray[np.float64]:
+def core_buffer_bytes_per_mac(width: ArrayLike, depth: ArrayLike) -> Floats:
     """Bytes between a tensor core and its buffer for each multiply-add of a full array."""
     rows, columns = np.asarray(depth, np.float64), np.asarray(width, np.float64)
     return np.asarray((_OPERAND_BYTES * rows + _RESULT_BYTES * columns) / (rows * columns))
 
 
-def die_power_W(chips: Columns, model: EnergyModel = DEFAULT_ENERGY) -> NDArray[np.float64]:
+def die_power_W(chips: Columns, model: EnergyModel = DEFAULT_ENERGY) -> Floats:
     """Watts of the cores and buffers of many designs, all units busy in every clock."""
     tensor = np.asarray(chips["tensor_cores"], dtype=np.float64)
     rows, columns = chips["depth"], chips["width"]

@@ -16,19 +16,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from atoll.base.errors import AtollError
-from atoll.files.ranges import (
-    BufferBytes,
-    ChipArea,
-    ChipPower,
-    ClockHz,
-    CoreCount,
-    DeviceBandwidth,
-    DieCount,
-    LatencySeconds,
-    MemoryBytes,
-    PeakFlops,
-    ProcessNm,
-)
+from atoll.files import ranges
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     Count,
@@ -171,23 +159,16 @@ class Gpu:
     flash2_flops: float | None = None
     """FLOP/s of FlashAttention-2's kernels where they were measured; likewise backwards."""
     flash2_backward_flops: float | None = None
-    power_W: float | None = None
-    """Rated."""
-    cap_W: float | None = None
-    """Power cap, where it is below the rating."""
-    clock_share: float | None = None
-    """Clock of a step over the boost clock, where it was measured; else the power limit's."""
+    power_W: float | None = None  # rated
+    cap_W: float | None = None  # power cap, where it is below the rating
+    clock_share: float | None = None  # of a step over the boost clock; None: the power limit's
     process_nm: float | None = None
-    die_mm2: float | None = None
-    """Published; of all dies of the package."""
-    dies: int = 1
-    """Dies with cores and memory that share the work of the package."""
+    die_mm2: float | None = None  # published; of all dies of the package
+    dies: int = 1  # dies with cores and memory that share the work of the package
     host_Bps: float = 25e9
     """Copies to and from the host's memory, in each direction: PCIe 4 of 16 lanes."""
-    network: str = "dgx-h100"
-    """The network of the catalogue that such devices usually sit on."""
-    stack: str = "megatron"
-    """The software that such devices usually have (`training.stack`)."""
+    network: str = "dgx-h100"  # the network of the catalogue that such devices usually sit on
+    stack: str = "megatron"  # the software that such devices usually have (`training.stack`)
     overlap_gain: float = 1.0
     """Share of the time of hidden collectives that a step saves: they slow down its products."""
     half_optimizer_traffic: float = 1.65
@@ -389,31 +370,31 @@ class CalibrationFile(FileModel):
 class GpuFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    bf16_flops: PeakFlops | None = Field(None, alias="bf16")
-    fp16_flops: PeakFlops | None = Field(None, alias="fp16")
-    fp8_flops: PeakFlops | None = Field(None, alias="fp8")
-    fp4_flops: PeakFlops | None = Field(None, alias="fp4")
-    hbm_bytes: MemoryBytes = Field(alias="hbm_capacity")
-    hbm_Bps: DeviceBandwidth = Field(alias="hbm_bandwidth")
-    sms: CoreCount
-    clock_Hz: ClockHz = Field(alias="clock")
-    l2_bytes: BufferBytes = Field(alias="l2")
-    launch_s: LatencySeconds = Field(5e-6, alias="launch")
-    measured_flops: PeakFlops | None = Field(None, alias="measured_matmul")
-    measured_fp8: PeakFlops | None = None
-    measured_fp4: PeakFlops | None = None
+    bf16_flops: ranges.PeakFlops | None = Field(None, alias="bf16")
+    fp16_flops: ranges.PeakFlops | None = Field(None, alias="fp16")
+    fp8_flops: ranges.PeakFlops | None = Field(None, alias="fp8")
+    fp4_flops: ranges.PeakFlops | None = Field(None, alias="fp4")
+    hbm_bytes: ranges.MemoryBytes = Field(alias="hbm_capacity")
+    hbm_Bps: ranges.DeviceBandwidth = Field(alias="hbm_bandwidth")
+    sms: ranges.CoreCount
+    clock_Hz: ranges.ClockHz = Field(alias="clock")
+    l2_bytes: ranges.BufferBytes = Field(alias="l2")
+    launch_s: ranges.LatencySeconds = Field(5e-6, alias="launch")
+    measured_flops: ranges.PeakFlops | None = Field(None, alias="measured_matmul")
+    measured_fp8: ranges.PeakFlops | None = None
+    measured_fp4: ranges.PeakFlops | None = None
     tensor_per_exp: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0
-    flash2_flops: PeakFlops | None = Field(None, alias="flash2")
-    flash2_backward_flops: PeakFlops | None = Field(None, alias="flash2_backward")
+    flash2_flops: ranges.PeakFlops | None = Field(None, alias="flash2")
+    flash2_backward_flops: ranges.PeakFlops | None = Field(None, alias="flash2_backward")
     overlap_gain: Factor = 1.0
-    power_W: ChipPower | None = Field(None, alias="power")
-    process_nm: ProcessNm | None = None
-    die_mm2: ChipArea | None = Field(None, alias="die")
-    dies: DieCount = 1
+    power_W: ranges.ChipPower | None = Field(None, alias="power")
+    process_nm: ranges.ProcessNm | None = None
+    die_mm2: ranges.ChipArea | None = Field(None, alias="die")
+    dies: ranges.DieCount = 1
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
     throttle_long: Factor = 0.0  # of it, what grows with the length of a product, on both sides
-    host_Bps: DeviceBandwidth = Field(25e9, alias="host_link")
+    host_Bps: ranges.DeviceBandwidth = Field(25e9, alias="host_link")
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
     stack: str = "megatron"  # what usually runs on them
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
@@ -495,8 +476,7 @@ def _catalogued(name: str) -> Gpu:
     return file.gpu(load_calibration(file.calibration))
 
 
-USUAL_GB = 80
-"""Memory size assumed for a device sold in several sizes when a table does not say."""
+USUAL_GB = 80  # memory size assumed for a device sold in several sizes when a table does not say
 
 
 @lru_cache(maxsize=64)

@@ -1,11 +1,15 @@
-"""A space as its lists and limits, not built: for spaces too large to hold in memory at once.
+"""Spaces as lists and limits, built at once or, if too large for memory, point by point.
 
-Designs are identified by their position in the full product, before constraints, and built on
-demand.
+Designs are identified by their position in the full product, before constraints.
+
+PHAZE's space may be widened for a larger area: beside its 29,360 designs comes every chip that is
+larger than any of them and within the new budget, from finer and longer lists: with powers of two
+alone, much of a budget between two of them could not be spent. A larger budget only adds designs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,26 +18,31 @@ import numpy as np
 from pydantic import JsonValue
 
 from atoll.base.arrays import Bools, Floats, Ints
-from atoll.base.errors import InfeasibleError
-from atoll.hardware.accelerator import GlbBandwidth, Hbm
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.hardware.accelerator import MIB, GlbBandwidth, Hbm
+from atoll.hardware.area import area_mm2, glb_area_mm2
 from atoll.hardware.physical.nodes import RETICLE_MM2
+from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.space import (
-    NO_LIMITS,
+    DEFAULT_GLB,
+    HBM_BANDWIDTH_BPS,
+    HBM_OPTIONS,
     DesignAxes,
     DesignLimits,
     DesignSpace,
     allowed_options,
-    build_space,
-    product_points,
-    template_designs,
+    checks,
+    template_axes,
 )
+from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import ChipTemplate
 
-RESIDENT_POINTS = 500_000
-"""Products of more points than this stay outside memory."""
+MAX_POINTS = 20_000_000
+_CHUNK_POINTS = 1 << 20  # bounds the memory of the points that the constraints will remove
+RESIDENT_POINTS = 500_000  # products of more points than this stay outside memory
 CLOCK = "clock_Hz"
-CLOCK_STEP_HZ = 1e3
-"""Clocks that a limit on power sets are rounded down to whole steps."""
+CLOCK_STEP_HZ = 1e3  # clocks that a limit on power sets are rounded down to whole steps
+NO_LIMITS = DesignLimits()
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class ProductSpace:
     name: str
     axes: DesignAxes
     hbm_options: tuple[Hbm, ...]
-    glb_bandwidth: GlbBandwidth
+    glb_bandwidth: GlbBandwidth = DEFAULT_GLB
     limits: DesignLimits = NO_LIMITS
     topologies: tuple[str, ...] = ()
     """Topologies tried where chips differ in their links (`fabric.topology`)."""
@@ -67,12 +76,62 @@ class ProductSpace:
         return self.axes.points <= RESIDENT_POINTS
 
     def build(self) -> DesignSpace:
-        """Every design at the clocks of the list."""
-        return build_space(self.name, self.axes, self.hbm_options, self.glb_bandwidth, self.limits)
+        """Build every design, at a listed clock, that satisfies the limits with an HBM option."""
+        points, options = len(self), self.hbm_options
+        if points == 0 or not options:
+            raise AtollError(f"space {self.name} has an empty list for some parameter.")
+        if points > MAX_POINTS:
+            raise AtollError(
+                f"space {self.name} has {points:,} points before its constraints, and at most "
+                f"{MAX_POINTS:,} are allowed: shorten a list."
+            )
+        chunks: list[DesignSpace] = []
+        removed: Counter[str] = Counter()
+        smallest_mm2 = np.inf
+        for start in range(0, points, _CHUNK_POINTS):
+            chunk = self.points(np.arange(start, min(start + _CHUNK_POINTS, points)))
+            smallest_mm2 = min([smallest_mm2, *(chunk.area_with(hbm).min() for hbm in options)])
+            allowed = np.ones_like(chunk.hbm_allowed)
+            for constraint, satisfied in checks(chunk, self.limits):
+                removed[constraint] += int((~satisfied).sum())
+                allowed &= satisfied
+            chunk = replace(chunk, hbm_allowed=allowed)
+            chunks.append(chunk.subset(np.flatnonzero(allowed.any(axis=1))))
+        space = chunks[0].joined(*chunks[1:])
+        if len(space) == 0:
+            constraint, count = removed.most_common(1)[0]
+            raise InfeasibleError(
+                f"space {self.name} is empty: {constraint} alone removes {count:,} of its "
+                f"{points * len(options):,} pairs of chip and HBM, and the smallest chip in it has "
+                f"{smallest_mm2:.2f} mm2."
+            )
+        used = np.flatnonzero(space.hbm_allowed.any(axis=0))
+        used_options = tuple(options[option] for option in used)
+        return replace(space, hbm_options=used_options, hbm_allowed=space.hbm_allowed[:, used])
 
     def points(self, flat: Ints) -> DesignSpace:
-        """Build the designs at these points, unconstrained."""
-        return product_points(self.name, self.axes, self.hbm_options, self.glb_bandwidth, flat)
+        """Build the designs at these positions of the full product, unconstrained."""
+        lists = [np.asarray(values) for values in self.axes.lists()]
+        places = np.unravel_index(flat, [len(values) for values in lists])
+        return self.machines(self.axes.columns(v[i] for v, i in zip(lists, places, strict=True)))
+
+    def machines(self, numbers: Columns) -> DesignSpace:
+        """Build designs from the template's machine columns, unconstrained."""
+        columns = {**numbers, CLOCK: numbers[CLOCK].astype(np.float64)}
+        banked, rule = self.template.banked, self.glb_bandwidth
+        columns["glb_bandwidth_Bpc"] = (
+            rule.bytes_per_clock(columns["glb_bytes"])
+            if banked is None
+            else banked.bytes_per_clock(columns)
+        )
+        return DesignSpace(
+            name=self.name,
+            columns=columns,
+            area_mm2=self.template.area_mm2(columns),
+            hbm_options=self.hbm_options,
+            hbm_allowed=np.ones((len(columns[CLOCK]), len(self.hbm_options)), dtype=np.bool_),
+            template=self.template,
+        )
 
     def designs(self, flat: Ints) -> tuple[DesignSpace, Ints]:
         """Build the designs at these points that satisfy the limits, with their positions.
@@ -128,8 +187,7 @@ class ProductSpace:
             lower_Hz = self._lower_clocks_Hz(clock_Hz[rows])
 
             def keeps(rows: Ints, clock_Hz: Floats, single: DesignSpace = single) -> Bools:
-                slower = self.at_clocks(single.subset(rows), clock_Hz)
-                return allowed_options(slower, limits)[:, 0]
+                return allowed_options(self.at_clocks(single.subset(rows), clock_Hz), limits)[:, 0]
 
             solvable = np.flatnonzero(lower_Hz > 0.0)
             solvable = solvable[keeps(rows[solvable], lower_Hz[solvable])]
@@ -154,8 +212,7 @@ class ProductSpace:
         """Return the designs at other clocks, without limits."""
         columns = {**points.columns, CLOCK: clock_Hz}
         listed = self.axes.columns(columns[name] for name in self.axes.names)
-        hbm_options, rule = points.hbm_options, self.glb_bandwidth
-        return template_designs(self.name, self.template, listed, hbm_options, rule)
+        return replace(self, hbm_options=points.hbm_options).machines(listed)
 
     def values(self, place: int) -> dict[str, float]:
         """The parameters of this point, with the clock of the list."""
@@ -218,3 +275,77 @@ class ProductSpace:
             "topologies": list(self.topologies),
             "defects": [list(density) for density in self.template.defects],
         }
+
+
+SearchedSpace = DesignSpace | ProductSpace
+
+
+def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> DesignSpace:
+    """PHAZE's 29,360 designs, from its rule: 13 x 13 x 8 x 8 x 7 points filtered by area.
+
+    The area budget is that of 8 tensor cores of 128x128, 2 vector cores of 128 and 128 MiB; a
+    design below 0.3 of it stays only with a single tensor core or a single vector core. HBM of 32,
+    64 or 80 GiB. PHAZE fixes the bandwidths of the HBM and of the shared buffer (bytes per clock);
+    where they are not given, they are 1.2 TB/s and 128 bytes per clock and MiB.
+    """
+    budget_mm2 = float(area_mm2(8, 2, 128, 128, 128, 128 * MIB))
+    bandwidth_Bps = hbm_Bps or HBM_BANDWIDTH_BPS
+    return ProductSpace(
+        name="phaze",
+        axes=template_axes(SYSTOLIC),
+        hbm_options=tuple(replace(option, bandwidth_Bps=bandwidth_Bps) for option in HBM_OPTIONS),
+        glb_bandwidth=DEFAULT_GLB if glb_Bpc is None else GlbBandwidth(fixed_Bpc=glb_Bpc),
+        limits=DesignLimits(
+            max_area_mm2=budget_mm2, min_area_mm2=0.3 * budget_mm2, single_cores_may_be_smaller=True
+        ),
+    ).build()
+
+
+# --- PHAZE's space beyond its budget --------------------------------------------------------------
+
+
+# Lists are finer where a doubling would take much of the budget. Tensor cores: every number up to
+# 16, then 18, 20, ... 32, 36, ...; shared buffers: 2, 4, 8, 16, then 24, 32, 48, 64, ... MiB;
+# vector cores: powers of two.
+_TENSOR_BITS = 4
+_FINE_GLB_MIB = 16
+_MOST_CORES = 4096
+_MOST_GLB_MIB = 1 << 16  # far beyond a reticle
+
+
+def widened_space(max_area_mm2: float) -> DesignSpace:
+    """PHAZE's space, and beyond its largest chip everything up to this area."""
+    default = phaze_space()
+    largest_mm2 = float(default.area_mm2.max())
+    budget_mm2 = min(max_area_mm2, RETICLE_MM2)
+    if budget_mm2 <= largest_mm2:
+        return default
+    # The longest counts grow with the budget, by doublings.
+    most = _MOST_CORES << int(np.ceil(np.log2(budget_mm2 / largest_mm2)))
+    sides = tuple(int(side) for side in np.unique(default.width))
+    coarse, fine = (round_numbers(_MOST_GLB_MIB, bits) for bits in (1, 2))
+    sizes = {size for size in coarse if size > 1} | {size for size in fine if size > _FINE_GLB_MIB}
+    glb_bytes = np.array(sorted(sizes)) * MIB
+    larger = ProductSpace(
+        name=default.name,
+        axes=DesignAxes.with_defaults(
+            tensor_cores=round_numbers(most, _TENSOR_BITS),
+            vector_cores=round_numbers(most, 1),
+            width=sides,
+            depth=sides,
+            glb_bytes=tuple(int(b) for b in glb_bytes[glb_area_mm2(glb_bytes) < budget_mm2]),
+        ),
+        hbm_options=default.hbm_options,
+        limits=DesignLimits(
+            min_area_mm2=float(np.nextafter(largest_mm2, np.inf)), max_area_mm2=budget_mm2
+        ),
+    )
+    joined = default.joined(larger.build())
+    return replace(joined, name=f"{default.name} widened to {budget_mm2:g} mm2")
+
+
+def round_numbers(most: int, bits: int) -> tuple[int, ...]:
+    """Whole numbers up to `most` that so many significant binary digits write."""
+    shifts = range(most.bit_length())
+    numbers = {digits << shift for digits in range(1, 1 << bits) for shift in shifts}
+    return tuple(sorted(number for number in numbers if number <= most))

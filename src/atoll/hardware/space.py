@@ -7,7 +7,6 @@ operator times on the array depend on it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,11 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
-from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.arrays import Bools, Floats
 from atoll.base.units import counted
-from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, MIB, Accelerator, GlbBandwidth, Hbm
-from atoll.hardware.area import area_mm2
+from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.hardware.energy import hbm_idle_W, hbm_power_W, template_energy
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.silicon.systolic import SYSTOLIC
@@ -31,8 +28,6 @@ from atoll.hardware.template.template import MACHINE, ChipTemplate
 HBM_BANDWIDTH_BPS = 1.2e12
 HBM_OPTIONS = tuple(Hbm(capacity * GIB, HBM_BANDWIDTH_BPS) for capacity in (32, 64, 80))
 
-MAX_POINTS = 20_000_000
-_CHUNK_POINTS = 1 << 20  # bounds the memory of the points that the constraints will remove
 DEFAULT_GLB = GlbBandwidth(per_mib_Bpc=GLB_BPC_PER_MIB)
 
 
@@ -41,11 +36,10 @@ class DesignSpace:
     """One entry per design in every array; the arrays are read-only. Columns are attributes too."""
 
     name: str
-    columns: Columns
-    """Parameters of the template, what follows from them, and `glb_bandwidth_Bpc`."""
+    columns: Columns  # parameters of the template, what follows from them, and `glb_bandwidth_Bpc`
     area_mm2: Floats  # without HBM PHYs; see area_with
     hbm_options: tuple[Hbm, ...]
-    hbm_allowed: NDArray[np.bool_]  # [design, HBM option]: within the constraints together
+    hbm_allowed: Bools  # [design, HBM option]: within the constraints together
     template: ChipTemplate = SYSTOLIC
 
     def __post_init__(self) -> None:
@@ -100,26 +94,18 @@ class DesignSpace:
         if hbm is None:
             hbm = self.hbm_options[int(np.argmax(self.hbm_allowed[index]))]
         machine = {name: self.columns[name][index].item() for name in MACHINE}
+        values, stated = self.values(index), self.columns.get("core_buffer_bytes")
         return Accelerator(
             **machine,
             glb_bandwidth_Bpc=float(self.glb_bandwidth_Bpc[index]),
             hbm=hbm,
             name=f"{self.name}/{index}",
             template=None if self.template is SYSTOLIC else self.template,
-            stated_core_buffer_bytes=self._core_buffer_bytes(index),
-            more=tuple(
-                (p, self.columns[p.name][index].item()) for p in self.template.extra_parameters
-            ),
+            stated_core_buffer_bytes=0 if stated is None else int(stated[index]),
+            more=tuple((p, values[p.name]) for p in self.template.extra_parameters),
         )
 
-    def _core_buffer_bytes(self, index: int) -> int:
-        """Return a design's buffer per core where the space states it, or 0."""
-        stated = self.columns.get("core_buffer_bytes")
-        return 0 if stated is None else int(stated[index])
-
-    def subset(
-        self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]
-    ) -> DesignSpace:
+    def subset(self, indices: Sequence[int] | NDArray[Any]) -> DesignSpace:
         """The designs at these indices (or under this mask), in that order."""
         chosen = np.asarray(indices)
         if chosen.size == 0:
@@ -185,8 +171,7 @@ class DesignLimits:
     min_area_mm2: float | None = None
     single_cores_may_be_smaller: bool = False  # PHAZE spares one-core designs from min_area
     max_power_W: float | None = None
-    max_W_per_mm2: float | None = None
-    """Device power per die area."""
+    max_W_per_mm2: float | None = None  # device power per die area
     min_peak_flops: float | None = None
     min_hbm_capacity_bytes: int | None = None
     min_hbm_bandwidth_Bps: float | None = None
@@ -197,106 +182,15 @@ class DesignLimits:
     (templates with dies)."""
 
 
-NO_LIMITS = DesignLimits()
-
-
-def build_space(
-    name: str,
-    axes: DesignAxes,
-    hbm_options: tuple[Hbm, ...],
-    glb_bandwidth: GlbBandwidth,
-    limits: DesignLimits = NO_LIMITS,
-) -> DesignSpace:
-    """Every design of the product that satisfies the limits with at least one HBM option."""
-    if axes.points == 0 or not hbm_options:
-        raise AtollError(f"space {name} has an empty list for some parameter.")
-    if axes.points > MAX_POINTS:
-        raise AtollError(
-            f"space {name} has {axes.points:,} points before its constraints, and at most "
-            f"{MAX_POINTS:,} are allowed: shorten a list."
-        )
-    chunks: list[DesignSpace] = []
-    removed: Counter[str] = Counter()
-    smallest_mm2 = np.inf
-    for chunk in _chunks(name, axes, hbm_options, glb_bandwidth):
-        smallest_mm2 = min([smallest_mm2, *(chunk.area_with(hbm).min() for hbm in hbm_options)])
-        allowed = np.ones_like(chunk.hbm_allowed)
-        for constraint, satisfied in _checks(chunk, limits):
-            removed[constraint] += int((~satisfied).sum())
-            allowed &= satisfied
-        chunk = replace(chunk, hbm_allowed=allowed)
-        chunks.append(chunk.subset(np.flatnonzero(allowed.any(axis=1))))
-    allowed = np.concatenate([chunk.hbm_allowed for chunk in chunks])
-    if len(allowed) == 0:
-        constraint, count = removed.most_common(1)[0]
-        raise InfeasibleError(
-            f"space {name} is empty: {constraint} alone removes {count:,} of its "
-            f"{axes.points * len(hbm_options):,} pairs of chip and HBM, and the smallest chip in "
-            f"it has {smallest_mm2:.2f} mm2."
-        )
-    used = np.flatnonzero(allowed.any(axis=0))
-    space = chunks[0].joined(*chunks[1:])
-    options = tuple(hbm_options[option] for option in used)
-    return replace(space, hbm_options=options, hbm_allowed=allowed[:, used])
-
-
-def _chunks(
-    name: str, axes: DesignAxes, hbm_options: tuple[Hbm, ...], glb_bandwidth: GlbBandwidth
-) -> Iterator[DesignSpace]:
-    """Yield the full product, unconstrained, in chunks."""
-    for start in range(0, axes.points, _CHUNK_POINTS):
-        flat = np.arange(start, min(start + _CHUNK_POINTS, axes.points))
-        yield product_points(name, axes, hbm_options, glb_bandwidth, flat)
-
-
-def product_points(
-    name: str,
-    axes: DesignAxes,
-    hbm_options: tuple[Hbm, ...],
-    glb_bandwidth: GlbBandwidth,
-    flat: Ints,
-) -> DesignSpace:
-    """Build the designs at these positions of the full product, unconstrained."""
-    lists = [np.asarray(values) for values in axes.lists()]
-    places = np.unravel_index(flat, [len(values) for values in lists])
-    columns = axes.columns(v[i] for v, i in zip(lists, places, strict=True))
-    return template_designs(name, axes.template, columns, hbm_options, glb_bandwidth)
-
-
-def template_designs(
-    name: str,
-    template: ChipTemplate,
-    numbers: Columns,
-    hbm_options: tuple[Hbm, ...],
-    glb_bandwidth: GlbBandwidth,
-) -> DesignSpace:
-    """Build designs from a template's machine columns, unconstrained."""
-    columns = dict(numbers)
-    columns["clock_Hz"] = columns["clock_Hz"].astype(np.float64)
-    columns["glb_bandwidth_Bpc"] = (
-        glb_bandwidth.bytes_per_clock(columns["glb_bytes"])
-        if template.banked is None
-        else template.banked.bytes_per_clock(columns)
-    )
-    return DesignSpace(
-        name=name,
-        columns=columns,
-        area_mm2=template.area_mm2(columns),
-        hbm_options=hbm_options,
-        hbm_allowed=np.ones((len(columns["clock_Hz"]), len(hbm_options)), dtype=np.bool_),
-        template=template,
-    )
-
-
-def allowed_options(space: DesignSpace, limits: DesignLimits) -> NDArray[np.bool_]:
+def allowed_options(space: DesignSpace, limits: DesignLimits) -> Bools:
     """[design, HBM option]: which pairs satisfy the limits."""
     allowed = np.ones_like(space.hbm_allowed)
-    for _, satisfied in _checks(space, limits):
+    for _, satisfied in checks(space, limits):
         allowed &= satisfied
     return allowed
 
 
-def _checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, Bools]]:
     """Each stated constraint in words, with whether each [design, HBM option] satisfies it."""
     options = space.hbm_options
     shape = space.hbm_allowed.shape
@@ -350,26 +244,3 @@ def _checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, NDA
 def template_axes(template: ChipTemplate) -> DesignAxes:
     """Return the axes with a template's default lists."""
     return DesignAxes({p.name: p.values for p in template.parameters if not p.tied}, template)
-
-
-def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> DesignSpace:
-    """PHAZE's 29,360 designs, from its rule: 13 x 13 x 8 x 8 x 7 points filtered by area.
-
-    The area budget is that of 8 tensor cores of 128x128, 2 vector cores of 128 and 128 MiB; a
-    design below 0.3 of it stays only with a single tensor core or a single vector core. HBM of 32,
-    64 or 80 GiB. PHAZE fixes the bandwidths of the HBM and of the shared buffer (bytes per clock);
-    where they are not given, they are 1.2 TB/s and 128 bytes per clock and MiB.
-    """
-    budget_mm2 = float(area_mm2(8, 2, 128, 128, 128, 128 * MIB))
-    bandwidth_Bps = hbm_Bps or HBM_BANDWIDTH_BPS
-    return build_space(
-        name="phaze",
-        axes=template_axes(SYSTOLIC),
-        hbm_options=tuple(replace(option, bandwidth_Bps=bandwidth_Bps) for option in HBM_OPTIONS),
-        glb_bandwidth=DEFAULT_GLB if glb_Bpc is None else GlbBandwidth(fixed_Bpc=glb_Bpc),
-        limits=DesignLimits(
-            max_area_mm2=budget_mm2,
-            min_area_mm2=0.3 * budget_mm2,
-            single_cores_may_be_smaller=True,
-        ),
-    )

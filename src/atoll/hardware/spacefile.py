@@ -31,28 +31,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
 from atoll.base import units
 from atoll.base.errors import AtollError
+from atoll.base.units import BANDWIDTH, FREQUENCY, parse_quantity
 from atoll.fabric.topology import parse_topology
-from atoll.files.ranges import (
-    MOST_CORES,
-    BufferBytes,
-    ChipArea,
-    ChipPower,
-    ClockHz,
-    CoreCount,
-    DeviceBandwidth,
-    MemoryBytes,
-    PeakFlops,
-)
-from atoll.files.yamlfile import (
-    Density,
-    FileModel,
-    load_yaml,
-)
+from atoll.files import ranges
+from atoll.files.yamlfile import Density, FileModel, load_yaml
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB
 from atoll.hardware.catalog import DefectsFile, GlbBandwidthFile, HbmFile, stated_defects
 from atoll.hardware.physical.banks import MOST_PORTS
 from atoll.hardware.physical.memories import HBM
-from atoll.hardware.product_space import ProductSpace
+from atoll.hardware.product_space import MAX_POINTS, ProductSpace
 from atoll.hardware.silicon.physical import (
     LINKED,
     PHYSICAL,
@@ -61,14 +48,7 @@ from atoll.hardware.silicon.physical import (
     template_memories,
 )
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
-from atoll.hardware.space import (
-    DEFAULT_GLB,
-    HBM_OPTIONS,
-    MAX_POINTS,
-    DesignAxes,
-    DesignLimits,
-    template_axes,
-)
+from atoll.hardware.space import DEFAULT_GLB, HBM_OPTIONS, DesignAxes, DesignLimits, template_axes
 
 TOPOLOGIES = ("switch-8", "switch-64", "torus", "fat-tree")
 """Topologies tried where a space names none."""
@@ -114,14 +94,6 @@ def _integer(value: object) -> float:
     return value
 
 
-def _hertz(value: object) -> float:
-    return units.parse_quantity(value, units.FREQUENCY)
-
-
-def _Bps(value: object) -> float:
-    return units.parse_quantity(value, units.BANDWIDTH)
-
-
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(values)) < len(values):
         repeated = next(value for value, count in Counter(values).items() if count > 1)
@@ -129,21 +101,22 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values
 
 
+def _list_of(item: Any, number: Callable[[object], float], base_unit: str = "") -> Any:
+    """Return the type of a list of distinct values, which may have a short form."""
+    expanded, distinct = _expanded(number, base_unit), AfterValidator(_distinct)
+    return Annotated[tuple[item, ...], _List, expanded, distinct]
+
+
 _List = Field(min_length=1)
-Counts = Annotated[tuple[CoreCount, ...], _List, _expanded(_integer, ""), AfterValidator(_distinct)]
-Spares = Annotated[
-    tuple[Annotated[int, Field(strict=True, ge=0, le=MOST_CORES)], ...],
-    _List,
-    _expanded(_integer, ""),
-    AfterValidator(_distinct),
-]
-Sizes = Annotated[
-    tuple[BufferBytes, ...], _List, _expanded(units.parse_bytes, "B"), AfterValidator(_distinct)
-]
-Bandwidths = Annotated[
-    tuple[DeviceBandwidth, ...], _List, _expanded(_Bps, "B/s"), AfterValidator(_distinct)
-]
-Clocks = Annotated[tuple[ClockHz, ...], _List, _expanded(_hertz, "Hz"), AfterValidator(_distinct)]
+_LISTS: dict[str, Any] = {
+    "count": _list_of(ranges.CoreCount, _integer),
+    "spares": _list_of(Annotated[int, Field(strict=True, ge=0, le=ranges.MOST_CORES)], _integer),
+    "bytes": _list_of(ranges.BufferBytes, units.parse_bytes, "B"),
+    "frequency": _list_of(ranges.ClockHz, partial(parse_quantity, dimension=FREQUENCY), "Hz"),
+    "bandwidth": _list_of(
+        ranges.DeviceBandwidth, partial(parse_quantity, dimension=BANDWIDTH), "B/s"
+    ),
+}
 
 
 def _listed(value: Any) -> Any:
@@ -166,14 +139,18 @@ def _stacks(value: Any) -> Any:
 class ConstraintsFile(FileModel):
     """Constraints on a chip together with its HBM."""
 
-    max_area_mm2: ChipArea | None = Field(default=None, alias="max_area")
-    min_area_mm2: ChipArea | None = Field(default=None, alias="min_area")
+    max_area_mm2: ranges.ChipArea | None = Field(None, alias="max_area")
+    min_area_mm2: ranges.ChipArea | None = Field(None, alias="min_area")
     single_cores_may_be_smaller: Annotated[bool, Field(strict=True)] = False
-    max_power_W: ChipPower | None = Field(default=None, alias="max_power")
-    max_W_per_mm2: Density | None = Field(default=None, alias="cooling")
-    min_peak_flops: PeakFlops | None = Field(default=None, alias="min_peak")
-    min_hbm_capacity_bytes: MemoryBytes | None = Field(default=None, alias="min_hbm_capacity")
-    min_hbm_bandwidth_Bps: DeviceBandwidth | None = Field(default=None, alias="min_hbm_bandwidth")
+    max_power_W: ranges.ChipPower | None = Field(None, alias="max_power")
+    max_W_per_mm2: Density | None = Field(None, alias="cooling")
+    min_peak_flops: ranges.PeakFlops | None = Field(None, alias="min_peak")
+    min_hbm_capacity_bytes: ranges.MemoryBytes | None = Field(
+        default=None, alias="min_hbm_capacity"
+    )
+    min_hbm_bandwidth_Bps: ranges.DeviceBandwidth | None = Field(
+        default=None, alias="min_hbm_bandwidth"
+    )
 
     def limits(self, reticle_mm2: float) -> DesignLimits:
         area_mm2 = min(self.max_area_mm2 or reticle_mm2, reticle_mm2)
@@ -192,7 +169,7 @@ class ChipSpaceFile(FileModel):
     hbm: Annotated[tuple[HbmFile, ...], _List, BeforeValidator(_stacks)]
     defects: DefectsFile = None
     topology: Annotated[tuple[str, ...], _List, BeforeValidator(_listed)] | None = None
-    constraints: ConstraintsFile = ConstraintsFile()
+    constraints: ConstraintsFile = ConstraintsFile.model_validate({})
 
     def topologies(self) -> tuple[str, ...]:
         """Topologies in which links are tried; empty for templates without links."""
@@ -203,9 +180,8 @@ class ChipSpaceFile(FileModel):
                 f"space {self.name}: topology: only chips of template {LINKED.name} have links "
                 "that tell them apart."
             )
-        return tuple(
-            dict.fromkeys(parse_topology(name).name for name in self.topology or TOPOLOGIES)
-        )
+        names = (parse_topology(name).name for name in self.topology or TOPOLOGIES)
+        return tuple(dict.fromkeys(names))
 
     def axes(self) -> DesignAxes:
         template = TEMPLATES[self.template]
@@ -224,11 +200,6 @@ class ChipSpaceFile(FileModel):
             raise AtollError(f"space {self.name}: ports: a bank has 1 or 2.")
         template = stated_defects(f"space {self.name}", template, self.defects)
         return DesignAxes.with_defaults(template, **lists)
-
-
-_LISTS: dict[str, Any] = {
-    "count": Counts, "spares": Spares, "bytes": Sizes, "frequency": Clocks, "bandwidth": Bandwidths,
-}  # fmt: skip
 
 
 @cache

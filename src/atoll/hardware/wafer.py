@@ -17,6 +17,7 @@ others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot
@@ -81,62 +82,58 @@ class Wafer:
     """Area of a die's silicon; None: the area model, scaled by Dojo D1's and by the process."""
     unit_cells: int | None = None
     """Multiply-adds that share their operands; None: those of a core's whole array."""
-    sram_memory: bool = False
-    """No DRAM: a die's shared buffer is its main memory (WSE-like)."""
+    sram_memory: bool = False  # no DRAM: a die's shared buffer is its main memory (WSE-like)
     parameter_store: bool = False
     """Weights may live in memory behind the wafer's ports (weight streaming); where a die has no
     DRAM, inputs of layers wait there too for their backward pass."""
-    efficiency: float = 1.0
-    """Measured share of the modelled rate of a die's operators."""
-    step_s: float = 0.0
-    """Fixed time per step: the host, and its external memory between steps."""
+    efficiency: float = 1.0  # measured share of the modelled rate of a die's operators
+    step_s: float = 0.0  # fixed time per step: the host, and its external memory between steps
     process: str = "7nm"
     bond_yield: float = 0.99
     link_J_per_byte: float = 5.0 * 8 * 1e-12
     max_power_W: float | None = None
 
     def __post_init__(self) -> None:
-        where = f"wafer {self.name}"
+        for problem in self._problems():
+            raise AtollError(f"wafer {self.name}: {problem}")
+
+    def _problems(self) -> Iterator[str]:
+        """Yield why the wafer cannot be built; later checks need the earlier ones to pass."""
         if self.process not in PROCESSES:
-            raise AtollError(
-                f"{where}: process: allowed are {', '.join(PROCESSES)}; got {self.process!r}."
-            )
+            yield f"process: allowed are {', '.join(PROCESSES)}; got {self.process!r}."
         for name in ("bond_yield", "efficiency"):
             value = getattr(self, name)
             if not 0.0 < value <= 1.0:
-                raise AtollError(
-                    f"{where}: {name}: expected more than 0 and at most 1, got {value:g}."
-                )
+                yield f"{name}: expected more than 0 and at most 1, got {value:g}."
         if self.stacks == 0 and not self.sram_memory:
-            raise AtollError(
-                f"{where}: dram: no stacks, so that a die has no memory; give at least one stack, "
-                "or say sram_memory: true."
+            yield (
+                "dram: no stacks, so that a die has no memory; give at least one stack, or say "
+                "sram_memory: true."
             )
-        needed = self.site_mm2 * self.dies
+        needed, grid = self.site_mm2 * self.dies, f"grid: {self.rows} x {self.columns} dies"
         if needed > self.usable_mm2 * (1 + 1e-9):
-            raise AtollError(
-                f"{where}: grid: {self.rows} x {self.columns} dies of {self.site_mm2:.0f} mm2 take "
-                f"{needed:,.0f} mm2, but {self.usable_mm2:,.0f} mm2 are usable; at most "
+            yield (
+                f"{grid} of {self.site_mm2:.0f} mm2 take {needed:,.0f} mm2, but "
+                f"{self.usable_mm2:,.0f} mm2 are usable; at most "
                 f"{int(self.usable_mm2 // self.site_mm2)} such dies fit."
             )
         width, height = self.outline_mm
         if hypot(width, height) > LARGEST_DIAGONAL_MM:
-            raise AtollError(
-                f"{where}: grid: {self.rows} x {self.columns} dies of {self.site_mm2:.0f} mm2 are "
-                f"{width:.0f} x {height:.0f} mm at best, but a wafer is 300 mm across; choose rows "
-                "and columns closer to each other."
+            yield (
+                f"{grid} of {self.site_mm2:.0f} mm2 are {width:.0f} x {height:.0f} mm at best, but "
+                "a wafer is 300 mm across; choose rows and columns closer to each other."
             )
         edge = self.stacks * self.stack.edge_mm
         if edge >= self.perimeter_mm:
-            raise AtollError(
-                f"{where}: dram: {self.stacks} stacks take {edge:.0f} mm of a die's edge, but it "
-                f"has {self.perimeter_mm:.0f} mm and links need some of it; use fewer stacks."
+            yield (
+                f"dram: {self.stacks} stacks take {edge:.0f} mm of a die's edge, but it has "
+                f"{self.perimeter_mm:.0f} mm and links need some of it; use fewer stacks."
             )
         if self.link_Bps <= 0.0:
-            raise AtollError(f"{where}: link: bandwidth or bandwidth_per_mm must be positive.")
+            yield "link: bandwidth or bandwidth_per_mm must be positive."
         if self.max_power_W is not None and self.peak_power_W > self.max_power_W:
-            raise AtollError(
-                f"{where}: max_power: {self.peak_power_W / 1e3:.1f} kW at peak, but "
+            yield (
+                f"max_power: {self.peak_power_W / 1e3:.1f} kW at peak, but "
                 f"{self.max_power_W / 1e3:.1f} kW are allowed; lower the clock or the core count."
             )
 
@@ -196,9 +193,8 @@ class Wafer:
             # SRAM has no refreshes and no rows to open.
             c = replace(c, stalls=replace(chip_stalls(c), hbm=1.0))
         else:
-            memory = Hbm(
-                self.stacks * self.stack.capacity_bytes, self.stacks * self.stack.bandwidth_Bps
-            )
+            stacks, stack = self.stacks, self.stack
+            memory = Hbm(stacks * stack.capacity_bytes, stacks * stack.bandwidth_Bps)
         return replace(c, hbm=memory, name=self.name)
 
     @property

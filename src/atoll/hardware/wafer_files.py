@@ -10,22 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from atoll.base.errors import AtollError
-from atoll.files.ranges import (
-    BufferBytes,
-    ChipArea,
-    CoreCount,
-    DeviceBandwidth,
-    DieCount,
-    LatencySeconds,
-    LinkEnergy,
-    MemoryBytes,
-    WaferArea,
-    WaferPower,
-)
-from atoll.files.yamlfile import (
-    FileModel,
-    Share,
-)
+from atoll.files import ranges
+from atoll.files.yamlfile import FileModel, Share
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Hbm
 from atoll.hardware.catalog import CoresFile, GlbBandwidthFile, entry_names, load_entry
 from atoll.hardware.template.stalls import STALLS
@@ -33,14 +19,14 @@ from atoll.hardware.wafer import DramStack, Wafer
 
 EdgeMm = Annotated[float, Field(ge=1e-3, le=1000, strict=True)]
 Stacks = Annotated[int, Field(ge=0, le=1000, strict=True)]
-Grid = Annotated[tuple[DieCount, DieCount], Field(description="rows, columns")]
+Grid = Annotated[tuple[ranges.DieCount, ranges.DieCount], Field(description="rows, columns")]
 
 
 class DieFile(CoresFile):
-    sram: BufferBytes
+    sram: ranges.BufferBytes
     sram_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
-    area: ChipArea | None = None
-    unit: CoreCount | None = None
+    area: ranges.ChipArea | None = None
+    unit: ranges.CoreCount | None = None
     """Multiply-adds that share their operands, where not the whole array does: they cost power."""
     kind: Literal["cached", "scratchpad"] = "scratchpad"
     """What it loses (`hardware.template.stalls`)."""
@@ -50,49 +36,49 @@ class DramFile(FileModel):
     """`stacks` HBM stacks a die; the other values are those of one stack."""
 
     stacks: Stacks
-    capacity_bytes: MemoryBytes = Field(alias="capacity")
-    bandwidth_Bps: DeviceBandwidth = Field(alias="bandwidth")
-    area_mm2: ChipArea = Field(110.0, alias="area")
+    capacity_bytes: ranges.MemoryBytes = Field(alias="capacity")
+    bandwidth_Bps: ranges.DeviceBandwidth = Field(alias="bandwidth")
+    area_mm2: ranges.ChipArea = Field(110.0, alias="area")
     edge_mm: EdgeMm = 11.0
 
 
 class WaferLinkFile(FileModel):
     """`bandwidth` of one link in one direction, or what a millimetre of die edge carries."""
 
-    bandwidth: DeviceBandwidth | None = None
-    bandwidth_per_mm: DeviceBandwidth | None = None
-    latency: LatencySeconds
-    energy: LinkEnergy = 5.0e-12
+    bandwidth: ranges.DeviceBandwidth | None = None
+    bandwidth_per_mm: ranges.DeviceBandwidth | None = None
+    latency: ranges.LatencySeconds
+    energy: ranges.LinkEnergy = 5.0e-12
 
 
 class WaferSpaceFile(FileModel):
     """Values to search over; what is not listed stays as the wafer says."""
 
     grid: tuple[Grid, ...] | None = None
-    tensor_cores: tuple[CoreCount, ...] | None = None
-    sram: tuple[BufferBytes, ...] | None = None
+    tensor_cores: tuple[ranges.CoreCount, ...] | None = None
+    sram: tuple[ranges.BufferBytes, ...] | None = None
     stacks: tuple[Stacks, ...] | None = None
-    array: tuple[tuple[CoreCount, CoreCount], ...] | None = None
+    array: tuple[tuple[ranges.CoreCount, ranges.CoreCount], ...] | None = None
     """Width and depth of a core's array."""
 
 
 class WaferFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    usable_mm2: WaferArea = Field(alias="usable_area")
+    usable_mm2: ranges.WaferArea = Field(alias="usable_area")
     grid: Grid
     die: DieFile
     dram: DramFile | None = None
     sram_memory: bool = False
     parameter_store: bool = False
     efficiency: Share = 1.0
-    step_s: LatencySeconds = Field(0.0, alias="step")
-    halo_mm2: ChipArea = Field(20.0, alias="halo")
+    step_s: ranges.LatencySeconds = Field(0.0, alias="step")
+    halo_mm2: ranges.ChipArea = Field(20.0, alias="halo")
     link: WaferLinkFile
-    io_Bps: DeviceBandwidth = Field(alias="io_bandwidth")
+    io_Bps: ranges.DeviceBandwidth = Field(alias="io_bandwidth")
     process: str = "7nm"
     bond_yield: Share = 0.99
-    max_power_W: WaferPower | None = Field(None, alias="max_power")
+    max_power_W: ranges.WaferPower | None = Field(None, alias="max_power")
     space: WaferSpaceFile | None = None
 
     def wafer(self) -> Wafer:

@@ -13,7 +13,7 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.base.errors import AtollError
 from atoll.base.units import counted
-from atoll.explore.answer.files import RESULT
+from atoll.explore.answer.result import RESULT
 from atoll.files.atomic_file import as_written, check_folder, write_folder
 from atoll.files.inputs import check_readable
 from atoll.store import FILE, RunReader, StatusAnswer

@@ -46,7 +46,7 @@ from atoll.serve.whatif import (
 from atoll.step.orders import SPLIT
 from atoll.step.parts import in_words
 from atoll.store import Identity, StoredDesign, StoredPlan, fingerprint
-from atoll.store.fingerprint import CODE
+from atoll.store.schema import CODE
 from atoll.workload import widths
 
 CACHE_SIZE = 64
@@ -298,7 +298,7 @@ def _solved_times(priced: PricedChips) -> PassTimes:
     """Return times of schedules solved with the effort that a search spends on its best designs."""
     variant = priced.variants.variants[0]
     solved = priced.schedules(0, variant, "bounded", TOLERANCE)
-    lower, upper = priced.pass_bounds(0, variant, [s for pair in solved for s in pair])
+    lower, upper = priced.pass_bounds(0, variant, solved)
     return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
 
 

@@ -16,13 +16,7 @@ from atoll.base.errors import AtollError
 from atoll.files.inputs import check_readable
 from atoll.hardware.silicon.physical import GPU
 from atoll.report.folder import open_folder
-from atoll.several.figures import (
-    Figures,
-    default_fields,
-    model_shape,
-    question_fields,
-    result_figures,
-)
+from atoll.several import figures
 
 KINDS_DIFFER = (
     "the model of GPU-like chips has losses of launches, waits and uneven work that systolic chips "
@@ -47,11 +41,11 @@ def compare_answers(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnsw
     """Compare answers, one column per answer."""
     if len(runs) < 2:
         raise AtollError("runs: give two or more folders or files to compare")
-    asked = _rows(list(map(question_fields, runs)), list(map(default_fields, runs)))
+    asked = _rows(list(map(figures.question_fields, runs)), list(map(figures.default_fields, runs)))
     return CompareAnswer(
         runs=tuple(names),
         asked=(*asked, *_shapes(asked, runs)),
-        figures=_rows(list(map(result_figures, runs))),
+        figures=_rows(list(map(figures.result_figures, runs))),
         notes=_notes(runs),
     )
 
@@ -66,19 +60,18 @@ def _notes(runs: Sequence[Answer]) -> tuple[str, ...]:
 
 
 def _rows(
-    columns: Sequence[Figures], otherwise: Sequence[Figures] | None = None
+    columns: Sequence[figures.Figures], otherwise: Sequence[figures.Figures] | None = None
 ) -> tuple[ComparedRow, ...]:
     """Return a row for every name of a column; `otherwise` has the default values."""
     names = dict.fromkeys(name for column in columns for name in column)
-    full = (
-        columns if otherwise is None else [u | c for u, c in zip(otherwise, columns, strict=True)]
-    )
-    return tuple(_row(name, [column.get(name) for column in full]) for name in names)
+    if otherwise is not None:
+        columns = [usual | column for usual, column in zip(otherwise, columns, strict=True)]
+    return tuple(_row(name, [column.get(name) for column in columns]) for name in names)
 
 
 def _shapes(asked: Sequence[ComparedRow], runs: Sequence[Answer]) -> list[ComparedRow]:
     """Return how the shapes of models with the same name differ."""
-    shapes = list(map(model_shape, runs))
+    shapes = list(map(figures.model_shape, runs))
     if not all(shapes) or any(row.name == "model" and row.differs for row in asked):
         return []
     return [row for row in _rows(shapes) if row.differs]

@@ -18,8 +18,7 @@ MOST_DOUBLINGS = 17
 
 def with_devices(question: PlanQuestion, stop: Stop | None = None) -> PlanQuestion:
     """Return the question with the fewest devices that meet its deadline, at most for its budget;
-    without a deadline with the most devices that its budget pays.
-    """
+    without a deadline with the most devices that its budget pays."""
     deadline_s, budget = question.deadline or float("inf"), question.budget or float("inf")
     unsized = question.changed(deadline=None, budget=None, devices=1)
     chosen, best_words, problem, other = 0, "", "", ""
@@ -37,8 +36,7 @@ def with_devices(question: PlanQuestion, stop: Stop | None = None) -> PlanQuesti
             continue
         run = plan.best.whole_run if isinstance(plan, Plan) else None
         assert run is not None  # a deadline or a budget needs tokens
-        dollars = run.dollars or 0.0
-        if dollars <= budget and run.days * DAY_S <= deadline_s:
+        if (run.dollars or 0.0) <= budget and run.days * DAY_S <= deadline_s:
             chosen = devices
             if question.deadline is not None:
                 break
@@ -68,8 +66,7 @@ def _words(devices: int, run: WholeRun) -> str:
 
 def _least_days(question: PlanQuestion, devices: int) -> float:
     """Return the days of the run at the devices' 16-bit peak, which no layout beats; 0 if adapters
-    or narrow products could.
-    """
+    or narrow products could."""
     if question.method == "lora" or question.precision not in (None, "bf16", "fp16"):
         return 0.0
     model, device = load_model(question.model), load_device(question.device)

@@ -24,8 +24,7 @@ from atoll.several.figures import result_figures
 Swept = PlanQuestion | EstimateQuestion | SearchQuestion
 KINDS = (PlanQuestion, EstimateQuestion, SearchQuestion)
 TABLE = "sweep.csv"
-MOST = 10_000
-"""Most questions of a sweep."""
+MOST = 10_000  # most questions of a sweep
 
 
 def shared_question(

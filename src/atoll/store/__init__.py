@@ -8,9 +8,8 @@ from atoll.answers.designs import (
     StoredDesign,
     StoredPlan,
 )
-from atoll.store.fingerprint import canonical_json, fingerprint
 from atoll.store.reader import ProgressPoint, RunReader
-from atoll.store.schema import FILE, SCHEMA_VERSION
+from atoll.store.schema import FILE, SCHEMA_VERSION, fingerprint
 from atoll.store.writer import DesignRow, EvaluationRow, RunStore, open_store
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "StatusAnswer",
     "StoredDesign",
     "StoredPlan",
-    "canonical_json",
     "fingerprint",
     "open_store",
 ]

@@ -29,18 +29,8 @@ from atoll.files.atomic_file import as_written
 from atoll.files.inputs import check_readable
 from atoll.files.jsonfile import parse_object
 from atoll.step.certificate import relative_gap
+from atoll.store import schema
 from atoll.store.lock import lock_holder
-from atoll.store.schema import (
-    FIGURES,
-    FILE,
-    UNBOUNDED,
-    check_pages,
-    check_record,
-    check_version,
-    design_columns,
-    in_sentences,
-    job_parameters,
-)
 
 TEXTS = ("model", "phase", "plans", "key", "value", "effort")
 
@@ -69,8 +59,7 @@ class ProgressPoint:
     total: int
     evaluated: int
     score: float
-    bound: float | None
-    """None where nothing is bounded yet."""
+    bound: float | None  # None where nothing is bounded yet
 
 
 class RunReader:
@@ -78,16 +67,16 @@ class RunReader:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.path = self.folder / FILE
+        self.path = self.folder / schema.FILE
         check_readable(self.path)
         if not os.path.exists(self.path):  # noqa: PTH110  (no raise)
             raise AtollError(
-                f"{self.folder}: no {FILE} in it; give a folder that atoll search --out or "
+                f"{self.folder}: no {schema.FILE} in it; give a folder that atoll search --out or "
                 "atoll plan --out wrote."
             )
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             self._connection = _open(self.path)
-            check_version(self._connection, self.path)
+            schema.check_version(self._connection, self.path)
         try:
             self.as_written = as_written(self.path)
             """Whether its checksum is recorded and matches."""
@@ -156,7 +145,7 @@ class RunReader:
         names = [field.name for field in fields(ProgressPoint)]
         for row in self._records("progress", which):
             point = ProgressPoint(*(row[name] for name in names))
-            yield point if row["bound"] < UNBOUNDED else replace(point, bound=None)
+            yield point if row["bound"] < schema.UNBOUNDED else replace(point, bound=None)
 
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
         """Return the last recorded answer, or None."""
@@ -178,12 +167,12 @@ class RunReader:
     @cached_property
     def parameters(self) -> tuple[ShownParameter, ...]:
         """Parameters of the chips; each is a column."""
-        return job_parameters(self.job(), f"{self.path}: the job")
+        return schema.job_parameters(self.job(), f"{self.path}: the job")
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns for filters and sorting."""
-        return design_columns([parameter.name for parameter in self.parameters])
+        return schema.design_columns([parameter.name for parameter in self.parameters])
 
     def _check_column(self, name: str) -> None:
         if name not in self.columns:
@@ -191,9 +180,8 @@ class RunReader:
 
     def _source(self, columns: Filters) -> str:
         """Return the index if it covers these columns, else the table, as SQL. By default SQLite
-        would look up rows one by one through the index.
-        """
-        covered = ("chip", *FIGURES, *(parameter.name for parameter in self.parameters))
+        would look up rows one by one through the index."""
+        covered = ("chip", *schema.FIGURES, *(parameter.name for parameter in self.parameters))
         index_covers = all(name in covered for name in columns)
         return "designs INDEXED BY designs_by_score" if index_covers else "designs NOT INDEXED"
 
@@ -288,8 +276,7 @@ class RunReader:
 
     def bound_scores(self) -> dict[int, float]:
         """Return by chip the upper bound on its score from schedule bounds."""
-        rows = self._records("bounds", "ORDER BY score DESC")
-        return {row["chip"]: row["score"] for row in rows}
+        return {row["chip"]: row["score"] for row in self._records("bounds", "ORDER BY score DESC")}
 
     def placed_bounds_s(self) -> Iterator[tuple[int, bytes]]:
         """Yield (chip, lower bounds per variant in seconds as little-endian doubles)."""
@@ -312,28 +299,28 @@ class RunReader:
         A design recorded again replaces the earlier one.
         """
         columns = len(self.columns)
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             cursor = self._connection.execute("SELECT * FROM designs WHERE at >= ?", (at,))
             cursor.row_factory = None
             while rows := cursor.fetchmany(size):
                 if not self.as_written:
                     for row in rows:
-                        check_record(row, self.path)
+                        schema.check_record(row, self.path)
                 yield [row[:columns] for row in rows]
 
     def _records(self, table: str, which: str = "", *values: Any) -> Iterator[sqlite3.Row]:
         """Yield records after checking their checksums."""
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             for row in self._connection.execute(f"SELECT * FROM {table} {which}", values):
                 if not self.as_written:
-                    check_record(row, self.path)
+                    schema.check_record(row, self.path)
                 yield self._checked(row)
 
     def _record(self, table: str, which: str) -> sqlite3.Row:
         return self._existing(next(self._records(table, which), None))
 
     def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             return [self._checked(row) for row in self._connection.execute(query, values)]
 
     def _checked(self, row: sqlite3.Row) -> sqlite3.Row:
@@ -350,7 +337,7 @@ class RunReader:
         return row
 
     def _single_row(self, query: str, *values: Any) -> sqlite3.Row:
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             return self._existing(self._connection.execute(query, values).fetchone())
 
     def _existing(self, row: sqlite3.Row | None) -> sqlite3.Row:
@@ -377,5 +364,5 @@ def _state(path: Path) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def _check_once(path: Path, state: tuple[int, ...]) -> None:
     """Check the pages of a store once per state."""
-    with in_sentences(path), closing(_open(path)) as connection:
-        check_pages(connection)
+    with schema.in_sentences(path), closing(_open(path)) as connection:
+        schema.check_pages(connection)

@@ -2,10 +2,14 @@
 
 Columns that users filter by are plain; bounds of a chip are little-endian doubles, plans are JSON.
 Times are seconds since 1970. Records end with their checksum.
+
+A job's fingerprint is a hash of its content, independent of formatting.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import sqlite3
 import struct
@@ -29,8 +33,7 @@ FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
 PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
 """Plan columns of the first model; `plans` has those of all models."""
 
-UNBOUNDED = sys.float_info.max
-"""Stored as the bound while nothing is bounded."""
+UNBOUNDED = sys.float_info.max  # stored as the bound while nothing is bounded
 _SUM = "crc INTEGER NOT NULL"
 
 
@@ -195,3 +198,27 @@ def _reason(error: Exception, path: Path) -> str:
     if "locked" in text:
         return "another program keeps the file locked; close it, and run the same command again."
     return f"{text}."
+
+
+CODE = ("version", "sources")
+"""Fields of a stored job that identify the Atoll that computed its records."""
+
+
+def canonical_json(content: Identity) -> str:
+    """Return the same text for the same content: sorted keys, no spaces, exact floats."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def fingerprint(content: Identity) -> str:
+    return hashlib.blake2b(canonical_json(content).encode(), digest_size=16).hexdigest()
+
+
+def differences(current: Identity, stored: Identity) -> list[str]:
+    """Return the fields in which two jobs differ, in words."""
+    lines = []
+    for name in sorted(set(current) | set(stored)):
+        ours, theirs = current.get(name), stored.get(name)
+        if ours != theirs:
+            short = len(str(ours)) + len(str(theirs)) <= 120
+            lines.append(f"{name} {theirs} there, {ours} here" if short else name)
+    return lines

@@ -25,27 +25,12 @@ from atoll.base.identity import code_words
 from atoll.base.stopping import StoppedError
 from atoll.files.atomic_file import as_written, record_file, record_sums
 from atoll.step.certificate import Certificate
-from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
+from atoll.store import schema
 from atoll.store.lock import FolderLock
-from atoll.store.schema import (
-    FIGURES,
-    FILE,
-    PLAN,
-    REMOVED,
-    UNBOUNDED,
-    check_pages,
-    check_record,
-    check_version,
-    create,
-    in_sentences,
-    job_parameters,
-    record_sum,
-)
 
 PROGRESS_S = 0.5
 PROGRESS_SECONDS, DESIGN_AT, NOTE_VALUE = 2, -3, 1  # columns of their tables (schema._tables)
-SYNC_S = 2.0
-"""Work lost at most on a power failure; nothing is lost when a process dies."""
+SYNC_S = 2.0  # work lost at most on a power failure; nothing is lost when a process dies
 
 
 @dataclass(frozen=True)
@@ -67,11 +52,9 @@ class DesignRow:
 
     chip: int
     design: int
-    figures: Mapping[str, float | None]
-    """score, area_mm2, power_W, energy_per_token_J."""
+    figures: Mapping[str, float | None]  # score, area_mm2, power_W, energy_per_token_J
     parameters: Mapping[str, float]
-    plan: StoredPlan
-    """Of the first model."""
+    plan: StoredPlan  # of the first model
     phase: str
     plans: Sequence[StoredPlan]
 
@@ -100,21 +83,21 @@ class RunStore:
 
     def __init__(self, folder: Path, job: Identity, executor: str, version: str) -> None:
         self.folder = folder
-        self.path = folder / FILE
+        self.path = folder / schema.FILE
         self._created = not folder.exists()
-        self._parameters = tuple(parameter.name for parameter in job_parameters(job))
+        self._parameters = tuple(parameter.name for parameter in schema.job_parameters(job))
         self.ending = "failed"
         """Final status of the run."""
         self._progress_s, self._progress_score = 0.0, -1.0
         """Time and score of the last recorded progress."""
         self._synced = self._began = time.monotonic()
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
         try:
             intact = as_written(self.path)
-            with in_sentences(self.path):
-                record_sums(folder, {FILE: None})  # it changes from now on
+            with schema.in_sentences(self.path):
+                record_sums(folder, {schema.FILE: None})  # it changes from now on
                 self._connection = self._open(intact)
                 self._claim(job)
                 self.run = self._begin_run(executor, version)
@@ -128,32 +111,34 @@ class RunStore:
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
-            create(connection, self._parameters)
-        check_version(connection, self.path)
+            schema.create(connection, self._parameters)
+        schema.check_version(connection, self.path)
         if not as_written:
-            check_pages(connection)
+            schema.check_pages(connection)
         return connection
 
     def _claim(self, job: Identity) -> None:
         """Record the job of a new folder, or refuse another job."""
         meta = {key: value for key, value, _ in self._records("meta")}
+        fingerprint = schema.fingerprint(job)
         if "fingerprint" not in meta:
-            records = [("fingerprint", fingerprint(job)), ("job", canonical_json(job))]
+            records = [("fingerprint", fingerprint), ("job", schema.canonical_json(job))]
             with self._transaction():
                 self._insert("INSERT", "meta", records)
-        elif meta["fingerprint"] != fingerprint(job):
+        elif meta["fingerprint"] != fingerprint:
             self._connection.close()
             raise AtollError(self._refusal(job, json.loads(meta["job"])))
 
     def _refusal(self, job: Identity, stored: Identity) -> str:
         # Fields that only one job has come from another version.
-        if all(job[name] == stored[name] for name in (job.keys() & stored.keys()) - set(CODE)):
+        shared = (job.keys() & stored.keys()) - set(schema.CODE)
+        if all(job[name] == stored[name] for name in shared):
             return (
                 f"out: {self.folder} was begun by {code_words(stored)}, this is {code_words(job)}, "
                 "and what the two compute must not be mixed; give another folder, or continue "
                 "with the atoll that began it."
             )
-        changes = "; ".join(differences(job, stored)[:3])
+        changes = "; ".join(schema.differences(job, stored)[:3])
         return f"out: {self.folder} holds another job ({changes}); give another folder."
 
     def _begin_run(self, executor: str, version: str) -> int:
@@ -170,21 +155,20 @@ class RunStore:
                 "(SELECT max(at) FROM progress WHERE progress.run = runs.run), started) "
                 "WHERE status = 'running'"
             )
-            row = (os.getpid(), socket.gethostname(), version, executor, time.time())
-            cursor = self._connection.execute(
+            query = (
                 "INSERT INTO runs (pid, host, version, executor, started, status) "
-                "VALUES (?, ?, ?, ?, ?, 'running')",
-                row,
+                "VALUES (?, ?, ?, ?, ?, 'running')"
             )
-        return int(cursor.lastrowid or 0)
+            row = (os.getpid(), socket.gethostname(), version, executor, time.time())
+            return int(self._connection.execute(query, row).lastrowid or 0)
 
     # --- What is on record ----------------------------------------------------------------------
 
     def _records(self, table: str, which: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
         """Yield records after checking their checksums."""
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             for row in self._connection.execute(f"SELECT * FROM {table} {which}", values):
-                check_record(row, self.path)
+                schema.check_record(row, self.path)
                 yield row
 
     def bounds(self, batch: int) -> dict[int, bytes]:
@@ -196,15 +180,8 @@ class RunStore:
         self, phase: str, chip: int, variant: int, effort: str
     ) -> tuple[bytes, Sequence[StoredPlan]] | None:
         which = "WHERE phase = ? AND chip = ? AND variant = ? AND effort = ?"
-        for *_, lower, plans, _ in self._records(
-            "evaluations", which, phase, chip, variant, effort
-        ):
-            return lower, json.loads(plans)
-        return None
-
-    def has_evaluations(self) -> bool:
-        """Return whether any evaluation is recorded."""
-        return next(self._records("evaluations", "LIMIT 1"), None) is not None
+        row = next(self._records("evaluations", which, phase, chip, variant, effort), None)
+        return None if row is None else (row[-3], json.loads(row[-2]))
 
     def note(self, key: str) -> Any:
         """Return the JSON value recorded under a key, or None."""
@@ -239,9 +216,9 @@ class RunStore:
             (
                 row.chip,
                 row.design,
-                *(row.figures[name] for name in FIGURES),
+                *(row.figures[name] for name in schema.FIGURES),
                 *(row.parameters[name] for name in self._parameters),
-                *(dict(row.plan)[name] for name in PLAN),
+                *(dict(row.plan)[name] for name in schema.PLAN),
                 row.phase,
                 now,
                 json.dumps(row.plans),
@@ -275,7 +252,7 @@ class RunStore:
         now = time.monotonic()
         if now - self._progress_s > PROGRESS_S or score != self._progress_score:
             self._progress_s, self._progress_score = now, score
-            self.put_progress(phase, left, total, chip, score, min(bound, UNBOUNDED))
+            self.put_progress(phase, left, total, chip, score, min(bound, schema.UNBOUNDED))
 
     def end(self, answer: Identity, proof: Certificate, early: bool) -> None:
         """Record the answer and the final status."""
@@ -295,7 +272,7 @@ class RunStore:
 
     def _insert(self, how: str, table: str, records: Iterable[tuple[Any, ...]]) -> None:
         """Insert records with their checksums inside the current transaction."""
-        rows = [(*record, record_sum(record)) for record in records]
+        rows = [(*record, schema.record_sum(record)) for record in records]
         if rows:
             marks = ", ".join("?" * len(rows[0]))
             self._connection.executemany(f"{how} INTO {table} VALUES ({marks})", rows)
@@ -306,7 +283,7 @@ class RunStore:
     def _transaction(self) -> Iterator[None]:
         """Commit the block, or roll it back."""
         connection = self._connection
-        with in_sentences(self.path):
+        with schema.in_sentences(self.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -326,7 +303,7 @@ class RunStore:
 
     def _check_exists(self) -> None:
         if not self.path.exists():
-            raise AtollError(f"{self.path}: {REMOVED}")
+            raise AtollError(f"{self.path}: {schema.REMOVED}")
 
     def close(self, status: str) -> None:
         """End the run and merge the write-ahead log into the file."""
@@ -345,14 +322,12 @@ class RunStore:
 
     def abandon(self, status: str = "failed") -> None:
         """End after an error; record the status if possible."""
-        try:
+        with suppress(AtollError):
             self.close(status)
-        except AtollError:
-            return
 
     def discard_if_new(self) -> None:
         """Remove the folder of an infeasible job if this run created it."""
-        empty = self._created and not self.has_evaluations()
+        empty = self._created and next(self._records("evaluations", "LIMIT 1"), None) is None
         self._connection.close()
         self._lock.release()
         if empty:

@@ -1,7 +1,7 @@
 """The expensive computations of a wafer search, as pieces.
 
 A piece is a pure function from plain data to plain data (JSON): a run's store keeps its result, and
-workers may compute it early (`executors.pieces`). Each kind has a method that requests it and
+workers may compute it early (`executors.crew`). Each kind has a method that requests it and
 returns the search's objects. Mappings are evaluated again, which is quick.
 """
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from atoll.answers.answer import build_from
 from atoll.answers.design import LayerPass, MappedProduct, ScheduledOperator
 from atoll.cost import gemm_kernels as kernels
 from atoll.cost.model import MAPPER, mapping_records
@@ -24,49 +25,43 @@ _RESIDENT: dict[int, Literal["streamed panel", "resting panel", "output tile"]] 
 
 
 def layer_report(
-    priced: PricedChips, chip: int, variant: Variant, solved: Sequence[tuple[Schedule, Schedule]]
+    priced: PricedChips, chip: int, variant: Variant, solved: Sequence[Schedule]
 ) -> tuple[LayerPass, ...]:
     """Return, per layer and pass, the makespan, its proof and the operators with their limits."""
     levels = priced.chips.template.levels
     further = levels.names if levels else ()
     report = []
+    ptr, op = priced.passes.arrays.ptr, priced.passes.arrays.op
     for position, (layer, repeat) in enumerate(variant.facts.layers):
         for direction, name in enumerate(("forward", "backward")):
-            schedule = solved[position][direction]
+            schedule = solved[2 * position + direction]
             index = 2 * (variant.first_layer + position) + direction
-            operators = priced.passes.operators(index)
-            rows = priced.passes.arrays.op[
-                priced.passes.arrays.ptr[index] : priced.passes.arrays.ptr[index + 1]
-            ]
             problem = priced.problem(chip, index)
+            operators = []
+            for j, operator in enumerate(priced.passes.operators(index)):
+                row, option = int(op[ptr[index] + j]), schedule.option[j]
+                operators.append(
+                    ScheduledOperator(
+                        name=operator.name,
+                        core=str(operator.core),
+                        start_s=schedule.start_s[j],
+                        duration_s=float(problem.duration_s[j, option]),
+                        tensor_cores=int(problem.demand[j, option, 0]),
+                        vector_cores=int(problem.demand[j, option, 1]),
+                        limit=limit(priced.costs, chip, row, option, further),
+                        flops=operator.flops,
+                        moved_bytes=layer.moved_bytes(operator),
+                        products=_mapped_products(priced, chip, row, option),
+                    )
+                )
             report.append(
-                LayerPass(
+                build_from(
+                    LayerPass,
+                    schedule,
                     layer=layer.name,
                     repeat=repeat,
                     pass_=name,
-                    makespan_s=schedule.makespan_s,
-                    lower_bound_s=schedule.lower_bound_s,
-                    gap=schedule.gap,
-                    bound=schedule.bound,
-                    operators=tuple(
-                        ScheduledOperator(
-                            name=operator.name,
-                            core=str(operator.core),
-                            start_s=schedule.start_s[j],
-                            duration_s=float(problem.duration_s[j, schedule.option[j]]),
-                            tensor_cores=int(problem.demand[j, schedule.option[j], 0]),
-                            vector_cores=int(problem.demand[j, schedule.option[j], 1]),
-                            limit=limit(
-                                priced.costs, chip, int(rows[j]), schedule.option[j], further
-                            ),
-                            flops=operator.flops,
-                            moved_bytes=layer.moved_bytes(operator),
-                            products=_mapped_products(
-                                priced, chip, int(rows[j]), schedule.option[j]
-                            ),
-                        )
-                        for j, operator in enumerate(operators)
-                    ),
+                    operators=tuple(operators),
                 )
             )
     return tuple(report)
@@ -83,15 +78,11 @@ def _mapped_products(
     configs = chips.tensor_configs
     config = int(priced.costs.tensor_config[chip, option])
     costs, records = mapping_records(shapes, configs)
-    peak_macs_per_cycle = float(
-        configs.cores[config] * configs.width[config] * configs.depth[config]
-    )
+    cells = configs.cores[config] * configs.width[config] * configs.depth[config]
     return tuple(
-        MappedProduct(
-            batch=shape.batch,
-            m=shape.m,
-            n=shape.n,
-            k=shape.k,
+        build_from(
+            MappedProduct,
+            shape,
             streamed="n" if record[kernels.STREAM_N] else "m",
             cores_batch=int(record[kernels.SPLIT_BATCH]),
             cores_rows=int(record[kernels.SPLIT_M]),
@@ -105,7 +96,7 @@ def _mapped_products(
             cycles=float(record[kernels.COMPUTE]),
             hbm_bytes=float(costs.hbm_bytes[number, config]),
             glb_bytes=float(costs.glb_bytes[number, config]),
-            utilisation=shape.macs / (float(record[kernels.COMPUTE]) * peak_macs_per_cycle),
+            utilisation=shape.macs / (float(record[kernels.COMPUTE]) * float(cells)),
         )
         for number, (shape, record) in enumerate(zip(shapes, records[:, config], strict=True))
     )

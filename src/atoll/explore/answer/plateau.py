@@ -17,10 +17,8 @@ from atoll.answers.design import SizedChip, SlowerChip
 from atoll.answers.search import NearAnswer
 from atoll.explore.proof.branch_and_bound import Search
 
-SHARES = (0.005, 0.01)
-"""Relative slowdowns within which designs are counted."""
-MOST_CHIPS = 1000
-"""Most chips that are evaluated for the plateau, the highest bounds first."""
+SHARES = (0.005, 0.01)  # relative slowdowns within which designs are counted
+MOST_CHIPS = 1000  # most chips that are evaluated for the plateau, the highest bounds first
 _ROUNDING = 1e-12
 
 
@@ -29,8 +27,7 @@ class ChipSize(NamedTuple):
 
     area_mm2: float
     peak_power_W: float
-    cost_usd: float
-    """Of making the device; 0 for templates without a process."""
+    cost_usd: float  # of making the device; 0 for templates without a process
 
 
 SizeOf = Callable[[int], ChipSize]
@@ -82,27 +79,18 @@ def plateau(
     for chip in sorted(scores, key=lambda c: (-scores[c], int(search.frontier.ids[c]))):
         fastest.setdefault(int(chips.design[chip]), chip)
     fastest.pop(int(chips.design[chosen]))
-    described: dict[int, SizedChip] = {}
     rows = []
     for share in SHARES:
         least = score / (1.0 + share)
         inside = [chip for chip in fastest.values() if scores[chip] >= least]
         frugal = min(inside, key=lambda c: (size_of(c).peak_power_W, -scores[c]), default=chosen)
-        saves = size_of(frugal).peak_power_W < size_of(chosen).peak_power_W
-        if saves and frugal not in described:
-            described[frugal] = chip_of(frugal)
-        rows.append(
-            NearAnswer(
-                share=share,
-                others=len(inside),
-                complete=bool(least >= complete_above),
-                least_power=build_from(
-                    SlowerChip, described[frugal], slower_by=score / scores[frugal] - 1.0
-                )
-                if saves
-                else None,
-            )
-        )
+        least_power = None
+        if size_of(frugal).peak_power_W < size_of(chosen).peak_power_W:
+            slower_by = score / scores[frugal] - 1.0
+            least_power = build_from(SlowerChip, chip_of(frugal), slower_by=slower_by)
+        complete, others = bool(least >= complete_above), len(inside)
+        near = NearAnswer(share=share, others=others, complete=complete, least_power=least_power)
+        rows.append(near)
     return tuple(rows)
 
 

@@ -1,7 +1,12 @@
-"""The result of a search: best design, proof and baselines; printable and serialisable."""
+"""The result of a search: best design, proof and baselines; printable and serialisable.
+
+On disk it is a folder with result.json, designs.csv and chip.yaml.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,15 +28,12 @@ from atoll.answers.search import (
     SearchExplanation,
 )
 from atoll.base.notebook import answer_html, bar_text, summary_lines
-from atoll.base.units import (
-    FREQUENCY,
-    counted,
-    format_quantity,
-)
+from atoll.base.units import FREQUENCY, counted, format_quantity
 from atoll.explore.answer.scope import SearchScope
 from atoll.explore.pricing.price import PERS
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_network
+from atoll.hardware.device import chip_yaml
 from atoll.hardware.silicon.chip import chip_template
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
@@ -43,8 +45,7 @@ if TYPE_CHECKING:
 
 MIXED_PROCESS = "areas of 22 nm, energies of 7 nm"
 """For templates that use `hardware.area` and `hardware.energy`."""
-_WORTH_SAYING = 0.01
-"""Share of the answer's peak power: a design that saves less is not named."""
+_WORTH_SAYING = 0.01  # share of the answer's peak power: a design that saves less is not named
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,7 @@ class Design:
 
     def out_of_memory(self, plan: SearchedModel) -> float | None:
         """Return the chance that a plan needs more memory than a device has, as a plan of the
-        training planner states it; None where the interval of its memory ends below.
-        """
+        training planner states it; None where the interval of its memory ends below."""
         worst = max(plan.placement.stages, key=lambda stage: stage.total_memory_bytes)
         shares = memory_shares(plan.placement.zero, worst.memory_parts_bytes)
         error = spread(error_fits().memory, shares)
@@ -75,9 +75,8 @@ class Design:
         )
 
     def chip(self) -> SizedChip:
-        return SizedChip.of(
-            self.accelerator, area_mm2=self.area_mm2, peak_power_W=self.peak_power_W
-        )
+        area_mm2, power_W = self.area_mm2, self.peak_power_W
+        return SizedChip.of(self.accelerator, area_mm2=area_mm2, peak_power_W=power_W)
 
 
 @dataclass(frozen=True)
@@ -329,3 +328,25 @@ class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
 
     def _repr_html_(self) -> str:
         return answer_html(self.summary(), self.best.plans[0].placement.time_parts_s)
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+RESULT = "result.json"
+DESIGNS = "designs.csv"
+CHIP = "chip.yaml"  # the best chip, which `--device` of plan and estimate reads
+
+
+def result_files(result: SearchResult) -> dict[str, str]:
+    """Return the contents of the result files by name."""
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in result.designs for name in row))
+    writer = csv.DictWriter(text, fieldnames=columns)
+    writer.writeheader()
+    writer.writerows(result.designs)
+    return {
+        DESIGNS: text.getvalue(),
+        CHIP: chip_yaml(result.best.accelerator, "new-chip", result.network),
+        RESULT: result.answer.to_json(indent=1),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -16,22 +16,15 @@ from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.topology import parse_linked_network, parse_topology
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
-from atoll.hardware.product_space import ProductSpace
+from atoll.hardware.product_space import ProductSpace, SearchedSpace, phaze_space, widened_space
 from atoll.hardware.silicon.physical import PHYSICAL, is_physical
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import (
-    DEFAULT_GLB,
-    DesignLimits,
-    DesignSpace,
-    allowed_options,
-    phaze_space,
-    template_axes,
-)
+from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options, template_axes
 from atoll.hardware.spacefile import read_space, template_space
-from atoll.hardware.widened_space import widened_space
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
 
+T = TypeVar("T", "SearchScope", DesignLimits)
 PHAZE_SPACE = "phaze"
 LiftedLimit = Literal["max_area", "max_power"] | None
 """A limit of a space that the job's limit replaces, for shadow prices."""
@@ -42,8 +35,7 @@ class SearchScope:
     """What was searched, within the job's limits."""
 
     space: str
-    designs: int
-    """Chips; for a space outside memory, points before its constraints."""
+    designs: int  # chips; for a space outside memory, points before its constraints
     area_mm2: tuple[float, float]
     """Of the smallest and largest chip with HBM interfaces; outside memory, bounds."""
     hbm_bytes: tuple[int, ...]
@@ -55,15 +47,6 @@ class SearchScope:
     """Limit on the power of a pass instead; chips that would draw more wait."""
     notes: tuple[str, ...] = ()
     """Surprises for the reader: limits that exclude nothing, a widened space."""
-
-    def within(self, limits: DesignLimits) -> SearchScope:
-        """Return the scope with the limits of the space added."""
-        return replace(
-            self,
-            max_area_mm2=_tighter(self.max_area_mm2, limits.max_area_mm2),
-            max_power_W=_tighter(self.max_power_W, limits.max_power_W),
-            max_W_per_mm2=_tighter(self.max_W_per_mm2, limits.max_W_per_mm2),
-        )
 
     def sentence(self) -> str:
         least, most = self.area_mm2
@@ -88,7 +71,7 @@ class SearchScope:
 
 def open_space(
     job: SearchQuestion, lifted: LiftedLimit = None
-) -> tuple[DesignSpace | ProductSpace, SearchScope]:
+) -> tuple[SearchedSpace, SearchScope]:
     """Return the space of a job within its limits (not built if large) and its scope."""
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
@@ -131,7 +114,8 @@ def open_space(
         limits = described.limits
     cooled = None if job.power == "sustained" else job.cooling
     space, scope = _restricted(_cooled(space, cooled), max_area_mm2, max_power_W, notes)
-    scope = replace(scope, max_W_per_mm2=cooled).within(limits)
+    scope = replace(scope, max_W_per_mm2=cooled)
+    scope = _tightened(scope, limits.max_area_mm2, limits.max_power_W, limits.max_W_per_mm2)
     if name != PHAZE_SPACE:
         space = with_solved_clocks(space, replace(described, limits=limits_of(job, described)))
         scope = replace(scope, designs=len(space))
@@ -139,8 +123,7 @@ def open_space(
 
 
 def with_solved_clocks(space: DesignSpace, lists: ProductSpace) -> DesignSpace:
-    """Return the designs of a space, then those at the clocks that limits on power leave between
-    the clocks of the lists."""
+    """Return a space with the designs at clocks that limits on power leave between listed ones."""
     every = np.arange(len(lists))
     solved, _ = lists.solved_designs(every, lists.points(every))
     columns = [lists.hbm_options.index(hbm) for hbm in space.hbm_options]
@@ -178,8 +161,8 @@ def sustained_limit(job: SearchQuestion, lifted: LiftedLimit = None) -> PowerLim
 
 
 def _with_pass_limit(
-    space: DesignSpace | ProductSpace, scope: SearchScope, limit: PowerLimit | None
-) -> tuple[DesignSpace | ProductSpace, SearchScope]:
+    space: SearchedSpace, scope: SearchScope, limit: PowerLimit | None
+) -> tuple[SearchedSpace, SearchScope]:
     """Add the limit on the power of passes, which a chip must be below when idle."""
     if limit is None:
         return space, scope
@@ -237,7 +220,7 @@ def listed_space(job: SearchQuestion) -> ProductSpace:
     profile = job_profile(job)
     built = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)
     options = chosen_hbm(built.name, built.hbm_options, job.hbm)
-    return ProductSpace(built.name, template_axes(SYSTOLIC), options, DEFAULT_GLB)
+    return ProductSpace(built.name, template_axes(SYSTOLIC), options)
 
 
 def is_linked(job: SearchQuestion) -> bool:
@@ -247,14 +230,20 @@ def is_linked(job: SearchQuestion) -> bool:
 
 def limits_of(job: SearchQuestion, space: ProductSpace) -> DesignLimits:
     """Return the tighter of the limits of the space and the job."""
-    area_mm2, power_W = _budget(job, space)
+    return _tightened(
+        space.limits, *_budget(job, space), None if job.power == "sustained" else job.cooling
+    )
+
+
+def _tightened(
+    limited: T, area_mm2: float | None, power_W: float | None, W_per_mm2: float | None
+) -> T:
+    """Add limits to those of a record."""
     return replace(
-        space.limits,
-        max_area_mm2=_tighter(space.limits.max_area_mm2, area_mm2),
-        max_power_W=_tighter(space.limits.max_power_W, power_W),
-        max_W_per_mm2=_tighter(
-            space.limits.max_W_per_mm2, None if job.power == "sustained" else job.cooling
-        ),
+        limited,
+        max_area_mm2=_tighter(limited.max_area_mm2, area_mm2),
+        max_power_W=_tighter(limited.max_power_W, power_W),
+        max_W_per_mm2=_tighter(limited.max_W_per_mm2, W_per_mm2),
     )
 
 
@@ -423,8 +412,7 @@ def _largest_mm2(space: ProductSpace) -> float:
 
 
 def _tighter(first: float | None, second: float | None) -> float | None:
-    limits = [limit for limit in (first, second) if limit is not None]
-    return min(limits, default=None)
+    return min([limit for limit in (first, second) if limit is not None], default=None)
 
 
 def _idle_area_note(space: str, limit_mm2: float, largest_mm2: float) -> str:

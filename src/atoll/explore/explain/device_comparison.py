@@ -5,29 +5,31 @@ software and its measured kernels. It then changes one thing after another, keep
 changes, until the device has become the answer: network, software and cost model, then every part
 of the chip (`described_device`). Each step is that of the best layout; a change that leaves no
 layout that fits is drawn together with the next. The bars depend on this order; their sum does not.
+
+Existing devices become chips of the search's template: a unit that takes tiles (`Gpu.sms`) becomes
+a tensor core with the cells that its peak needs, at the clock of long products in a training step:
+nominal clock / (1 + throttle of the calibration). Device files do not say the rest, which is
+assumed: 128 columns (square arrays above 128 x 128 cells), 228 KiB and 128 lanes per
+multiprocessor, 512 lanes per larger array, and the shared buffer's bandwidth by the rule of spaces.
+Units of at most 4,096 cells lose what threads and caches lose, others what compiled scratchpads
+lose (`hardware.template.stalls`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any, NamedTuple
 
+from atoll.answers import search as answers
 from atoll.answers.design import SearchedModel
-from atoll.answers.search import (
-    ComparedFigure,
-    DeviceComparison,
-    ExistingDevice,
-    SearchAnswer,
-    WaterfallBar,
-)
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import format_bandwidth, format_bytes
 from atoll.explore.answer.result import SearchResult
 from atoll.explore.baselines import single_chip_space
 from atoll.explore.design_builder import DesignBuilder
-from atoll.explore.explain.described_device import described_device, losses_words
 from atoll.explore.explain.neighbours import Neighbours
 from atoll.explore.prepare import existing_device_runs, prepare_search
 from atoll.explore.pricing.layouts import SearchSetting
@@ -35,10 +37,17 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.hardware.accelerator import GIB, MIB, Accelerator
-from atoll.hardware.device import TemplateChip
+from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, KIB, MIB, Accelerator
+from atoll.hardware.device import Device, TemplateChip
 from atoll.hardware.gpu import Gpu
-from atoll.hardware.silicon.chip import accelerator_area_mm2, chip_stalls, rated_power_W
+from atoll.hardware.silicon.chip import (
+    accelerator_area_mm2,
+    chip_stalls,
+    chip_template,
+    rated_power_W,
+    rebanked,
+)
+from atoll.hardware.template.stalls import CACHED, NO_STALLS, SCRATCHPAD, Stalls
 from atoll.questions import SearchQuestion
 from atoll.tools.registry import tool_of_stack
 from atoll.tools.stack import CHIP
@@ -105,7 +114,7 @@ class DeviceComparer:
     variants: Variants
 
     @staticmethod
-    def of(answer: SearchAnswer, neighbours: Neighbours) -> DeviceComparer:
+    def of(answer: answers.SearchAnswer, neighbours: Neighbours) -> DeviceComparer:
         """Prepare comparisons; `neighbours` are those of the same answer."""
         job, plan = SearchQuestion.from_dict(answer.job), answer.best.models[0]
         setting, variants = neighbours.setting, neighbours.variants
@@ -122,7 +131,7 @@ class DeviceComparer:
             setting, variants = prepare_search(job)
         return DeviceComparer(job, chip, plan, setting, variants)
 
-    def in_template(self, device: ExistingDevice, run: Run) -> ExistingDevice:
+    def in_template(self, device: answers.ExistingDevice, run: Run) -> answers.ExistingDevice:
         """Add the step of a device as a chip of the answer's template."""
         described = described_device(run.gpu, self.chip)
         step = self._evaluated("", "", "", described, replace(self.setting, limit=None))
@@ -148,18 +157,18 @@ class DeviceComparer:
         interval = spread.interval(placement.step_time_s)
         return interval.low, interval.high
 
-    def compare(self, devices: Sequence[str]) -> dict[str, DeviceComparison]:
+    def compare(self, devices: Sequence[str]) -> dict[str, answers.DeviceComparison]:
         """Return the comparison with each device on its usual network and software."""
         runs = existing_device_runs(self.job, devices)
         return {name: self._comparison(run) for name, run in runs.items()}
 
-    def _comparison(self, run: Run) -> DeviceComparison:
+    def _comparison(self, run: Run) -> answers.DeviceComparison:
         answer_s = self.plan.placement.step_time_s
         try:
             estimate = best_estimate(run)
         except InfeasibleError as error:
             figures = self._figures(run, None)
-            return DeviceComparison(
+            return answers.DeviceComparison(
                 step_time_s=None, answer_step_time_s=answer_s, figures=figures, remark=str(error)
             )
         described = described_device(run.gpu, self.chip)
@@ -168,7 +177,7 @@ class DeviceComparer:
         clock = f"{described.clock_Hz / 1e9:.3g} GHz"
         if isinstance(run.gpu, Gpu):
             clock += f", its clock in long products (nominal: {run.gpu.clock_Hz / 1e9:.3g} GHz)"
-        return DeviceComparison(
+        return answers.DeviceComparison(
             step_time_s=estimate.step.time_s,
             answer_step_time_s=answer_s,
             figures=self._figures(run, estimate),
@@ -181,7 +190,7 @@ class DeviceComparer:
             waterfall=waterfall,
         )
 
-    def _figures(self, run: Run, estimate: Estimate | None) -> tuple[ComparedFigure, ...]:
+    def _figures(self, run: Run, estimate: Estimate | None) -> tuple[answers.ComparedFigure, ...]:
         device, chip = run.gpu, self.chip
         area_mm2 = device.die_mm2 if isinstance(device, Gpu) else None
         shared = device.l2_bytes if isinstance(device, Gpu) else device.accelerator.glb_bytes
@@ -201,7 +210,7 @@ class DeviceComparer:
             ("MFU", "%", mfu, 100.0 * self.plan.mfu),
         )
         return tuple(
-            ComparedFigure(name=name, unit=unit, device=figure, answer=answer_figure)
+            answers.ComparedFigure(name=name, unit=unit, device=figure, answer=answer_figure)
             for name, unit, figure, answer_figure in rows
         )
 
@@ -225,8 +234,7 @@ class DeviceComparer:
                 yield self._evaluated(name, part.words(chip), part.words(changed), changed, free)
             chip = changed
         if limit is not None:
-            words = limit.words()
-            yield self._evaluated("power of a pass", "no limit", words, chip, self.setting)
+            yield self._evaluated("power of a pass", "no limit", limit.words(), chip, self.setting)
 
     def _evaluated(
         self, change: str, before: str, after: str, chip: Accelerator, setting: SearchSetting
@@ -255,7 +263,7 @@ def plan_existing_devices(
     for which no time is left are noted in `left_out`."""
     best = result.best
     comparer = DeviceComparer.of_first(job, best.accelerator, best.plans[0], setting, variants)
-    planned: list[ExistingDevice] = []
+    planned: list[answers.ExistingDevice] = []
     for name, run in runs.items():
         try:
             planned.append(comparer.in_template(plan_on_device(name, run, stop), run))
@@ -283,9 +291,11 @@ def _planned(change: str, before: str, after: str, run: Run) -> _Change:
     return _Change(change, before, after, estimate.step.time_s, str(estimate.layout))
 
 
-def _bars(device_s: float, changes: Iterable[_Change], answer_s: float) -> tuple[WaterfallBar, ...]:
+def _bars(
+    device_s: float, changes: Iterable[_Change], answer_s: float
+) -> tuple[answers.WaterfallBar, ...]:
     """Return the bars, whose sum is `answer_s - device_s`."""
-    bars: list[WaterfallBar] = []
+    bars: list[answers.WaterfallBar] = []
     before_s = device_s
     unplaced: list[_Change] = []
 
@@ -295,7 +305,7 @@ def _bars(device_s: float, changes: Iterable[_Change], answer_s: float) -> tuple
             for name in ("change", "before", "after")
         )
         bars.append(
-            WaterfallBar(
+            answers.WaterfallBar(
                 change=change,
                 before=before,
                 after=after,
@@ -352,3 +362,57 @@ def _classes_s(parts_s: Mapping[str, float], work_s: Mapping[str, float]) -> dic
         if name not in _BUSY:
             classes_s[_UNDIVIDED.get(name, "collectives")] += part_s
     return classes_s
+
+
+# --- Existing devices as chips of the template ----------------------------------------------------
+
+
+_COLUMNS, _THREADED_CELLS = 128, 4096
+_LANES, _ARRAY_LANES = 128, 512
+_CORE_BUFFER_BYTES = 228 * KIB
+_KINDS = {
+    NO_STALLS: "nothing is lost",
+    CACHED: "threads and caches",
+    SCRATCHPAD: "compiled buffers",
+}
+
+
+def described_device(device: Device, answer: Accelerator) -> Accelerator:
+    """Return a device in the template of the answer, with its own losses."""
+    template = chip_template(answer)
+    if isinstance(device, TemplateChip):
+        chip = device.accelerator
+        template = replace(template, stalls=chip_stalls(chip))
+        return replace(chip, template=template, more=answer.more, name="")
+    threaded = device_cells(device) <= _THREADED_CELLS
+    cells = device_cells(device)
+    width = _COLUMNS if cells <= _COLUMNS**2 else round(sqrt(cells))
+    stated = {"dies": float(device.dies), "core_buffer_bytes": float(_CORE_BUFFER_BYTES)}
+    more = tuple((p, stated.get(p.name, value)) for p, value in answer.more)
+    lost = template.stalls if template.stalls == NO_STALLS else CACHED if threaded else SCRATCHPAD
+    chip = replace(
+        answer,
+        tensor_cores=device.sms,
+        width=width,
+        depth=max(1, round(cells / width)),
+        vector_cores=device.sms,
+        vector_width=_LANES if threaded else _ARRAY_LANES,
+        stated_core_buffer_bytes=_CORE_BUFFER_BYTES if threaded else 0,
+        glb_bytes=device.l2_bytes,
+        glb_bandwidth_Bpc=GLB_BPC_PER_MIB * device.l2_bytes / MIB,
+        clock_Hz=device.clock_Hz / (1.0 + device.calibration.limit_throttle),
+        hbm=replace(answer.hbm, capacity_bytes=device.hbm_bytes, bandwidth_Bps=device.hbm_Bps),
+        template=replace(template, stalls=lost),
+        more=more,
+    )
+    return rebanked(chip) if any(p.name == "dies" for p, _ in more) else chip
+
+
+def device_cells(device: Gpu) -> float:
+    """Return the multiply-adds per clock of one unit, from the peak in 16 bits."""
+    return device.peak_flops(device.half_dtype) / (2.0 * device.sms * device.clock_Hz)
+
+
+def losses_words(stalls: Stalls) -> str:
+    """Return the kind of losses in words."""
+    return _KINDS.get(stalls, "losses of its own")

@@ -6,21 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import JsonValue
 
+from atoll.answers import search as answers
 from atoll.answers.answer import build_from
 from atoll.answers.design import ChipFigures, LayerPass, SearchedModel
 from atoll.answers.plan import Sensitivity
-from atoll.answers.search import (
-    Comparison,
-    DesignAnswer,
-    DeviceComparison,
-    ExplainedModel,
-    RooflinePoint,
-    ScheduleSummary,
-    SearchAnswer,
-    SearchExplanation,
-    SlowerModel,
-    SlowOperator,
-)
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop
 from atoll.explore.answer.operator_limits import shares
@@ -33,31 +22,30 @@ _CHIP_FIELDS = (
     "tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_MiB", "clock_GHz",
     "hbm_GiB", "area_mm2",
 )  # fmt: skip
-STEPS_S = 60.0
-"""Time limit for the neighbours of a chip."""
+STEPS_S = 60.0  # time limit for the neighbours of a chip
 
 
-def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchExplanation:
+def explain_result(
+    result: answers.SearchAnswer, devices: Sequence[str] = ()
+) -> answers.SearchExplanation:
     """Explain where the time goes, what limits operators, and why neighbours of the chip,
-    runners-up and existing devices (those of the search unless given) are not the answer.
-    """
+    runners-up and existing devices (those of the search unless given) are not the answer."""
     best, stop = result.best, Stop(STEPS_S)
     steps: tuple[Sensitivity, ...] = ()
-    comparison: dict[str, DeviceComparison] = {}
+    comparison: dict[str, answers.DeviceComparison] = {}
     notes: tuple[str, ...] = ()
     try:
         neighbours = Neighbours.of(best.accelerator, SearchQuestion.from_dict(result.job), stop)
         steps = neighbours.steps()
         if stop():
             notes = (f"Neighbours of the chip were evaluated for {STEPS_S:g} s: some are missing.",)
-        comparer = DeviceComparer.of(result, neighbours)
-        comparison = comparer.compare(devices or tuple(result.beside))
+        comparison = DeviceComparer.of(result, neighbours).compare(devices or tuple(result.beside))
     except AtollError as error:
         if devices:
             raise
         notes += (f"Chips were not evaluated again: {error}",)
     return build_from(
-        SearchExplanation,
+        answers.SearchExplanation,
         result,
         kind="search-explanation",
         best=best.accelerator,
@@ -71,27 +59,27 @@ def explain_result(result: SearchAnswer, devices: Sequence[str] = ()) -> SearchE
 
 def _explained(
     plan: SearchedModel, chip: ChipFigures, job: Mapping[str, JsonValue]
-) -> ExplainedModel:
+) -> answers.ExplainedModel:
     blocks = [entry for entry in plan.layers if entry.repeat > 1] or plan.layers
     peak_flops = chip.peak_TFLOPs * 1e12 * CELL_PRODUCTS[str(job.get("precision", "bf16"))]
     points = [*_roofline(plan.layers, peak_flops, chip.hbm_bandwidth_GBps * 1e9)]
     done = sum(seconds * point.flop_per_s for seconds, point in points)
     allowed = sum(seconds * point.roof_flop_per_s for seconds, point in points)
     return build_from(
-        ExplainedModel,
+        answers.ExplainedModel,
         plan,
         roofline=tuple(point for _, point in points),
         roof_share=done / allowed if allowed else 0.0,
         time_parts_s=plan.placement.time_parts_s,
         limits=shares(plan.layers),
-        schedules=tuple(build_from(ScheduleSummary, entry) for entry in plan.layers),
+        schedules=tuple(build_from(answers.ScheduleSummary, entry) for entry in plan.layers),
         slowest_operators=_slowest(blocks),
     )
 
 
 def _roofline(
     entries: Iterable[LayerPass], peak_flops: float, hbm_Bps: float
-) -> Iterator[tuple[float, RooflinePoint]]:
+) -> Iterator[tuple[float, answers.RooflinePoint]]:
     """Yield the operators with matrix products, each with its seconds in one pass of all layers."""
     for entry in entries:
         for operator in entry.operators:
@@ -101,7 +89,7 @@ def _roofline(
                 continue
             intensity = operator.flops / moved_bytes
             point = build_from(
-                RooflinePoint,
+                answers.RooflinePoint,
                 operator,
                 layer=entry.layer,
                 pass_=entry.pass_,
@@ -112,16 +100,16 @@ def _roofline(
             yield entry.repeat * operator.duration_s, point
 
 
-def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[SlowOperator, ...]:
+def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[answers.SlowOperator, ...]:
     rows = [
-        build_from(SlowOperator, operator, layer=entry.layer, pass_=entry.pass_)
+        build_from(answers.SlowOperator, operator, layer=entry.layer, pass_=entry.pass_)
         for entry in entries
         for operator in entry.operators
     ]
     return tuple(sorted(rows, key=lambda row: -row.duration_s)[:count])
 
 
-def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
+def _compare(best: answers.DesignAnswer, runner_up: answers.DesignAnswer) -> answers.Comparison:
     """Compare a runner-up: chip parameters, and the part of the step that explains it most."""
     values = [
         (name, (getattr(best.accelerator, name), getattr(runner_up.accelerator, name)))
@@ -136,7 +124,7 @@ def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
         longer_s = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in {**b, **a}}
         part = (max if slower_by >= 0.0 else min)(longer_s, key=lambda name: longer_s[name])
         reasons.append(
-            SlowerModel(
+            answers.SlowerModel(
                 model=ours.model,
                 slower_by=slower_by,
                 part=part,
@@ -144,7 +132,7 @@ def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
                 layout=(ours.placement.layout, slower.placement.layout),
             )
         )
-    return Comparison(
+    return answers.Comparison(
         accelerator=runner_up.accelerator,
         differs={name: pair for name, pair in values if pair[0] != pair[1]},
         reasons=tuple(reasons),

@@ -35,10 +35,8 @@ from atoll.hardware.template.template import MACHINE
 from atoll.questions import SearchQuestion
 
 LINK = "link bandwidth"
-BEYOND = (0.75, 1.25)
-"""Factors of the steps where a list ends."""
-RATES = (0.9, 1.1)
-"""Factors of bandwidths that no list varies."""
+BEYOND = (0.75, 1.25)  # factors of the steps where a list ends
+RATES = (0.9, 1.1)  # factors of bandwidths that no list varies
 _SAME = 1e-9
 
 
@@ -81,8 +79,7 @@ class Neighbours:
 
     def steps(self) -> tuple[Sensitivity, ...]:
         """Return the next smaller and larger value of each part, and what they do; parts that are
-        not evaluated when `stop` is true are left out.
-        """
+        not evaluated when `stop` is true are left out."""
         rows: list[Sensitivity] = []
         with suppress(StoppedError):
             for row in self._parts():
@@ -97,8 +94,7 @@ class Neighbours:
 
     def _listed(self, name: str) -> Sensitivity | None:
         """Step along one list of the space."""
-        template = self.lists.template
-        parameter = next(p for p in template.parameters if p.name == name)
+        parameter = next(p for p in self.lists.template.parameters if p.name == name)
         values, current = sorted(self.lists.axes.values[name]), chip_columns(self.chip)[name].item()
         if len(values) == 1 and (parameter.optional or parameter.silicon):
             return None
@@ -117,8 +113,7 @@ class Neighbours:
         names = {parameter.name} | (tied - axes.values.keys())
         machine: Any = {name: value for name in names if name in MACHINE}
         if "glb_bytes" in names:
-            rule = self.lists.glb_bandwidth
-            machine["glb_bandwidth_Bpc"] = float(rule.bytes_per_clock(value))
+            machine["glb_bandwidth_Bpc"] = float(self.lists.glb_bandwidth.bytes_per_clock(value))
         more = tuple((p, value if p.name in names else old) for p, old in self.chip.more)
         chip = rebanked(replace(self.chip, **machine, more=more))
         listed = value in axes.values[parameter.name]

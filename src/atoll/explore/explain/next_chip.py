@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.answers.answer import dumped, read_answer
+from atoll.answers.answer import build_from, dumped, read_answer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import NextChip, ShadowPrice
 from atoll.answers.validation import CheckAnswer
@@ -45,8 +45,7 @@ from atoll.training.planner.problem import PLAN
 from atoll.workload.load import load_config
 
 TARGET = 2.0
-ENDS = (0.9, 1.1)
-"""Shares of the current budget or rate between which prices are computed."""
+ENDS = (0.9, 1.1)  # shares of the current budget or rate between which prices are computed
 FURTHER = (1.25, 1.5, 2.0)
 """Larger budgets to try, in order, where the upper end buys no faster chip."""
 GIGA = 1e9
@@ -130,12 +129,12 @@ def compare_with_run(
     chip_s = followed.step_s_on(result.best.plans[0].placement.step_time_s)
     target_s = followed.step_s / TARGET
     prices = _ShadowPrices(result, followed, setting, variants, stop)
-    return NextChip(
+    return build_from(
+        NextChip,
+        followed,
         device=f"{followed.run.devices:,} {followed.run.device}",
         step_time_s=followed.step_s,
         measured=followed.measured_s is not None,
-        host_s=followed.host_s,
-        slack=followed.slack,
         chip_step_time_s=chip_s,
         target=TARGET,
         prices=tuple(_reaching(price, chip_s / target_s - 1) for price in prices.all()),
@@ -155,10 +154,6 @@ class _RaisedBudget(NamedTuple):
     design: Design | None
     budget: float
     remark: str = ""
-
-
-def _peak_W(design: Design) -> float:
-    return design.peak_power_W
 
 
 @dataclass(frozen=True)
@@ -184,8 +179,8 @@ class _ShadowPrices:
         cool = self._below("max_power", power_W or drawn_W, drawn_W)
         hot = _RaisedBudget(best, drawn_W * ENDS[1], "nothing limits it")
         if power_W is not None:
-            rated = scope.sustained is None
-            hot = self._above("max_power", power_W, _peak_W if rated else None)
+            used = (lambda chip: chip.peak_power_W) if scope.sustained is None else None
+            hot = self._above("max_power", power_W, used)
         yield self._budget(what, "W", power_W or drawn_W, cool, hot)
         yield from self._dollars(best, small, large.design)
         chip, setting = best.accelerator, self.setting

@@ -21,8 +21,7 @@ from atoll.explore.pricing.layouts import Layouts, SearchSetting, list_layouts
 from atoll.explore.pricing.operator_work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 
-HBM = 2
-"""Column of `chip_rates` with the HBM bandwidth."""
+HBM = 2  # column of `chip_rates` with the HBM bandwidth
 _CLOCK_STEP_HZ = 10e6
 """Rooflines take clocks rounded up to whole steps, so that fewer rates are distinct."""
 
@@ -30,23 +29,17 @@ _CLOCK_STEP_HZ = 10e6
 def chip_rates(chips: Chips) -> Floats:
     """Return the rates that determine the bounds of each chip, shape (chips, 6): multiply-adds,
     vector operations and HBM bytes per second, fill seconds per output, start seconds per operator,
-    and the share of concurrent work that does not overlap. Rates of clocks are upper bounds.
-    """
+    and the share of concurrent work that does not overlap. Rates of clocks are upper bounds."""
     clock_Hz = np.ceil(chips.clock_Hz / _CLOCK_STEP_HZ) * _CLOCK_STEP_HZ
     stalls, configs = chips.stalls, chips.tensor_configs
     tensor, vector = (c[:, FIRST_OPTION] for c in (chips.tensor_config, chips.vector_config))
     lanes = chips.vector_configs.lanes[vector]
     rows = np.maximum(1, configs.core_buffer_bytes // (4.0 * (configs.depth + configs.width)))
     round_outputs = chips.tensor_cores * (rows * configs.width)[tensor]
-    columns = (
-        np.round(chips.peak_flops / chips.clock_Hz) * clock_Hz / 2.0 * stalls.array,
-        chips.vector_cores * lanes * clock_Hz,
-        chips.stream_Bps,
-        stalls.fill_s / round_outputs,
-        np.full(len(chips), stalls.start_s),
-        np.full(len(chips), stalls.exposed),
-    )
-    return np.column_stack(columns)
+    macs = np.round(chips.peak_flops / chips.clock_Hz) * clock_Hz / 2.0 * stalls.array
+    vector_ops, fill_s = chips.vector_cores * lanes * clock_Hz, stalls.fill_s / round_outputs
+    start_s, exposed = (np.full(len(chips), value) for value in (stalls.start_s, stalls.exposed))
+    return np.column_stack([macs, vector_ops, chips.stream_Bps, fill_s, start_s, exposed])
 
 
 def layer_rooflines(
@@ -57,28 +50,17 @@ def layer_rooflines(
     chosen: Ints | None = None,
 ) -> Floats:
     """Return lower bounds on the seconds of every pass, shape (rates, layers, 2), where the last
-    axis is forward and backward. If `chosen` is given, other variants have zeros.
-    """
+    axis is forward and backward. If `chosen` is given, other variants have zeros."""
     bounds = np.zeros((len(rates), 2 * len(variants.passes.layers)))
     wanted = np.full(bounds.shape[1], chosen is None)
     for v in () if chosen is None else chosen:
         wanted[2 * variants.layer_ranges[v] : 2 * variants.layer_ranges[v + 1]] = True
+    passes, profile = variants.passes, setting.profile
+    graphs = passes.arrays, passes.alike, wanted
+    works = work.macs, work.vector_ops, work.bytes, work.link_s, work.outputs, work.starts
     columns = (np.ascontiguousarray(column) for column in rates.T)
-    arguments = (
-        variants.passes.arrays,
-        variants.passes.alike,
-        wanted,
-        work.macs,
-        work.vector_ops,
-        work.bytes,
-        work.link_s,
-        work.outputs,
-        work.starts,
-        *columns,
-        setting.profile.vector_memory,
-        not setting.profile.link_on_vector,
-        bounds,
-    )
+    flags = profile.vector_memory, not profile.link_on_vector
+    arguments = (*graphs, *works, *columns, *flags, bounds)
     over_ranges(lambda a, b: roofline(a, b, *arguments), len(rates))
     return bounds.reshape(len(rates), -1, 2)
 
@@ -106,18 +88,12 @@ class VariantLayoutBounds:
     def _layers(self) -> tuple[NDArray[Any], ...]:
         """Return, per variant, the layer range and the number of distinct layers; per priced layer,
         its repeats in the model (0 for halves of a backward pass) and whether it is a block."""
-        variants = self.variants.variants
-        repeats = np.zeros(self.variants.layer_ranges[-1], np.int64)
-        block = np.zeros(len(repeats), np.bool_)
+        variants, ranges = self.variants.variants, self.variants.layer_ranges
+        repeats, block = np.zeros(ranges[-1], np.int64), np.zeros(ranges[-1], np.bool_)
         for v in variants:
             repeats[v.first_layer : v.first_layer + v.layers] = v.facts.repeats
             block[[v.first_layer + kind.layer for kind in v.facts.blocks]] = True
-        return (
-            self.variants.layer_ranges,
-            np.array([v.layers for v in variants], np.int64),
-            repeats,
-            block,
-        )
+        return ranges, np.array([v.layers for v in variants], np.int64), repeats, block
 
     def step_s_of_pairs(self, pass_s: Floats, row: Ints, variant: Ints) -> Floats:
         """Return lower bounds on the step time, shape (pairs,), for pairs of a row of `pass_s`,

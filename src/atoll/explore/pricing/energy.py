@@ -84,8 +84,7 @@ def step_energy(priced: PricedChips, placement: PlacementAnswer) -> StepEnergy:
 
 
 def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
-    """Return the energy model of one chip at the voltage of its clock; the static power includes
-    its idle HBM."""
+    """Return the energy model of a chip at its clock's voltage; static power has its idle HBM."""
     model, voltage = energy_at(chips.template, chips.process_nm[chip]), chips.template.voltage
     node = chips.clock_Hz[chip], chips.process_nm[chip]
     square = 1.0 if voltage is None else float(voltage(*node)) ** 2
@@ -145,8 +144,7 @@ def operator_repeats(variants: Variants) -> Floats:
 
 def variant_traffic(priced: PricedChips, repeats: Floats) -> tuple[Floats, Floats]:
     """Return the HBM and GLB bytes of one microbatch on one device, each of shape (chips,
-    variants). Bytes of other buffers are converted to GLB bytes of equal energy.
-    """
+    variants). Bytes of other buffers are converted to GLB bytes of equal energy."""
     costs, work, levels = priced.costs, priced.work, priced.chips.template.levels
     further = levels.J_per_byte if levels else ()
     glb_J = template_energy(priced.chips.template).glb_J_per_byte

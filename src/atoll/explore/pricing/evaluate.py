@@ -13,22 +13,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.answers.design import PlacementAnswer
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.jit import Kernel
 from atoll.base.kernel_cache import wait_for_kernels
 from atoll.base.stopping import StopCheck, never
+from atoll.cost import table
 from atoll.cost.chips import Chips
-from atoll.cost.table import (
-    PassSet,
-    build_costs,
-    capacities,
-    cost_model,
-    pass_problem,
-    pass_problems,
-)
 from atoll.cost.table_kernels import Costs
 from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layer_floors
@@ -43,10 +34,8 @@ from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import Effort, empty_quick, solve
 from atoll.workload.graph.layer import predecessors
 
-BLOCK = 256
-"""Pairs of pass and chip whose operator options are in memory at once, per thread."""
-HALVINGS = 5
-"""Bisection steps to find the pass time that is sufficient for a proof."""
+BLOCK = 256  # pairs of pass and chip whose operator options are in memory at once, per thread
+HALVINGS = 5  # bisection steps to find the pass time that is sufficient for a proof
 
 
 @dataclass(eq=False)
@@ -73,18 +62,18 @@ class PricedChips:
         variant; `floors` uses lower bounds for matrix products, which need no search."""
         wait_for_kernels("bounds")
         keys, profile = variants.passes.keys, setting.profile
-        products = cost_model(chips, profile).floors if floors else None
+        products = table.cost_model(chips, profile).floors if floors else None
         # Floors are as fast without a selection; a power limit takes the energy of all operators.
         wanted = None
         if nodes is not None and products is None and setting.limit is None:
             wanted = _used_configs(chips, variants, *nodes)
-        costs = build_costs(keys, chips, setting.network, profile, products, wanted)
+        costs = table.build_costs(keys, chips, setting.network, profile, products, wanted)
         operations = chips.stalls.operations or profile.vector_operations
         work = work or operator_work(keys, setting.network, operations)
         return PricedChips(chips, variants, setting, costs, work)
 
     @property
-    def passes(self) -> PassSet:
+    def passes(self) -> table.PassSet:
         return self.variants.passes
 
     def schedule_bounds(self, node_chip: Ints, node_variant: Ints) -> tuple[Floats, Floats]:
@@ -92,26 +81,20 @@ class PricedChips:
         2), where the last axis is forward and backward."""
 
         def fill(start: int, stop: int, chips: Ints, layers: Ints, *bounds: Any) -> None:
-            both_passes = np.arange(2 * start, 2 * stop)
-            passes, pass_chips = (
-                2 * layers[both_passes // 2] + both_passes % 2,
-                chips[both_passes // 2],
-            )
-            for at in range(0, len(both_passes), BLOCK):
-                part = slice(at, at + BLOCK)
-                for bound, seconds in zip(
-                    bounds, self._quick_bounds(passes[part], pass_chips[part]), strict=True
-                ):
-                    bound.reshape(-1)[both_passes[part]] = seconds
+            for at in range(2 * start, 2 * stop, BLOCK):
+                both = np.arange(at, min(at + BLOCK, 2 * stop))
+                seconds = self._quick_bounds(2 * layers[both // 2] + both % 2, chips[both // 2])
+                for bound, pass_s in zip(bounds, seconds, strict=True):
+                    bound.reshape(-1)[both] = pass_s
 
         lower, upper = self._bounds(node_chip, node_variant, fill, 2)
         return lower, upper
 
     def _quick_bounds(self, node_pass: Ints, node_chip: Ints) -> tuple[Floats, Floats]:
         graphs = self.passes.arrays
-        ptr, duration, demand = pass_problems(self.costs, graphs, node_pass, node_chip)
+        ptr, duration, demand = table.pass_problems(self.costs, graphs, node_pass, node_chip)
         problems = Problems(
-            ptr, duration, demand, capacities(self.costs, node_chip), graphs.ptr[node_pass],
+            ptr, duration, demand, table.capacities(self.costs, node_chip), graphs.ptr[node_pass],
             graphs.pred_ptr, graphs.pred_idx, self.variants.begins,
         )  # fmt: skip
         quick = empty_quick(len(node_pass), len(duration))
@@ -122,7 +105,7 @@ class PricedChips:
         """Return lower bounds from critical paths and total work, shape (nodes, layers, 2); faster
         than `schedule_bounds`."""
         begins, every = self.variants.begins, np.arange(len(self.costs.tensor_cores))
-        capacity = capacities(self.costs, every) * (1.0 + EPSILON)
+        capacity = table.capacities(self.costs, every) * (1.0 + EPSILON)
         tables = begins, capacity, self.costs, self.passes.arrays
 
         def fill(start: int, stop: int, *arguments: Any) -> None:
@@ -134,8 +117,7 @@ class PricedChips:
         self, node_chip: Ints, node_variant: Ints, fill: Kernel, count: int
     ) -> tuple[Floats, ...]:
         """Return `count` arrays of bounds, each of shape (nodes, layers, 2). The function
-        `fill(start, stop, chips, layers, *bounds)` fills arrays of shape (chip-layer pairs, 2).
-        """
+        `fill(start, stop, chips, layers, *bounds)` fills arrays of shape (chip-layer pairs, 2)."""
         ranges = self.variants.layer_ranges
         begin, layers = ranges[node_variant], np.diff(ranges)[node_variant]
         node = np.repeat(np.arange(len(node_chip)), layers)
@@ -157,21 +139,15 @@ class PricedChips:
 
     def forward_s(self, node_chip: Ints, node_variant: Ints) -> Floats:
         """Return the shortest durations of the forward operators of each node's blocks, shape
-        (nodes, operators). The kinds of blocks follow one another on the operator axis.
-        """
+        (nodes, operators). The kinds of blocks follow one another on the operator axis."""
         variants = self.variants.variants
         most = max(sum(len(v.passes[b.layer].forward) for b in v.facts.blocks) for v in variants)
         result = np.zeros((len(node_chip), most))
         for number in np.unique(node_variant):
             variant, rows = variants[number], np.flatnonzero(node_variant == number)
-            first = variant.first_layer
-            operators_s = np.concatenate(
-                [
-                    self._alone_s(2 * (first + b.layer), node_chip[rows])
-                    for b in variant.facts.blocks
-                ],
-                axis=1,
-            )
+            passes = (2 * (variant.first_layer + block.layer) for block in variant.facts.blocks)
+            parts = [self._alone_s(number, node_chip[rows]) for number in passes]
+            operators_s = np.concatenate(parts, axis=1)
             if variant.cp > 1:  # sum over the ring steps
                 operators_s = np.add.reduceat(operators_s, variant.turns, axis=1)
             result[rows, : operators_s.shape[1]] = operators_s
@@ -183,7 +159,7 @@ class PricedChips:
         for start in range(0, len(chips), BLOCK):
             part = chips[start : start + BLOCK]
             passes = np.full(len(part), number)
-            _, duration, _ = pass_problems(self.costs, self.passes.arrays, passes, part)
+            _, duration, _ = table.pass_problems(self.costs, self.passes.arrays, passes, part)
             parts.append(duration.min(axis=1).reshape(len(part), -1))
         shortest = np.concatenate(parts)
         if self.setting.limit is None:
@@ -244,41 +220,23 @@ class PricedChips:
         """Return the fastest placement below the cutoff with pass times of shape (layers, 2). With
         `most_s`, they are lower bounds and these upper ones; the step is then a lower bound."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        times = self.times(chip, variant, pass_s, most_s)
-        return self.setting.place(problem, times, cutoff_s)
-
-    def describe(
-        self,
-        chip: int,
-        variant: Variant,
-        pass_s: Floats,
-        division: Division,
-        memory_bytes: float | None = None,
-    ) -> PlacementAnswer:
-        """Return the full placement of a division."""
-        problem = self.placement_problem(chip, variant, memory_bytes)
-        assert problem.layouts is not None  # they have the division
-        return problem.layouts.describe(problem, self.times(chip, variant, pass_s), division)
+        return self.setting.place(problem, self.times(chip, variant, pass_s, most_s), cutoff_s)
 
     def placement_problem(
         self, chip: int, variant: Variant, memory_bytes: float | None = None
     ) -> PlacementProblem:
-        """Return the placement problem of a variant on this chip; `memory_bytes` overrides the
-        chip's memory size."""
-        chip_bytes = float(self.chips.hbm_capacity_bytes[chip])
-        return self.setting.problem(
-            variant,
-            chip_bytes if memory_bytes is None else memory_bytes,
-            float(self.chips.stream_Bps[chip]),
-        )
+        """Return the placement problem of a variant on this chip, or with another memory size."""
+        if memory_bytes is None:
+            memory_bytes = float(self.chips.hbm_capacity_bytes[chip])
+        return self.setting.problem(variant, memory_bytes, float(self.chips.stream_Bps[chip]))
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
         """Return the scheduling problem of one pass on one chip."""
-        duration, demand = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
+        duration, demand = table.pass_problem(self.costs, self.passes.arrays, pass_index, chip)
         return ScheduleProblem(
             duration_s=duration,
             demand=demand,
-            capacity=capacities(self.costs, np.array([chip]))[0],
+            capacity=table.capacities(self.costs, np.array([chip]))[0],
             predecessors=predecessors(self.passes.operators(pass_index)),
         )
 
@@ -290,8 +248,8 @@ class PricedChips:
         tolerance: float,
         limit_s: float = np.inf,
         stop: StopCheck = never,
-    ) -> list[tuple[Schedule, Schedule]]:
-        """Return the forward and backward schedules of every layer of a variant.
+    ) -> list[Schedule]:
+        """Return the forward and the backward schedule of every layer of a variant, in turn.
 
         Passes are solved in descending order of repeats * gap. The work ends as soon as the lower
         bounds prove that no step is below `limit_s`.
@@ -318,14 +276,13 @@ class PricedChips:
                 self.place(chip, variant, lower, limit_s, most_s=upper) is None
             ):
                 break
-        return list(zip(schedules[0::2], schedules[1::2], strict=True))
+        return schedules
 
     def _enough_s(
         self, chip: int, variant: Variant, schedules: list[Schedule], number: int, limit_s: float
     ) -> float:
         """Return how long one pass must take so that every step reaches `limit_s`, with the other
-        passes fixed; infinite if its current makespan is not long enough.
-        """
+        passes fixed; infinite if its current makespan is not long enough."""
         lower, upper = self.pass_bounds(chip, variant, schedules)
 
         def rules_out(seconds: float) -> bool:
@@ -341,11 +298,8 @@ class PricedChips:
         return high
 
 
-def _used_configs(
-    chips: Chips, variants: Variants, node_chip: Ints, node_variant: Ints
-) -> NDArray[np.bool_]:
-    """Return on which tensor configurations the nodes run each operator, shape (operators,
-    configurations)."""
+def _used_configs(chips: Chips, variants: Variants, node_chip: Ints, node_variant: Ints) -> Bools:
+    """Return on which tensor configurations nodes run operators, (operators, configurations)."""
     ranges, passes = variants.layer_ranges, variants.passes.arrays
     by_variant = np.zeros((len(variants.variants), len(chips.tensor_configs)), np.bool_)
     for config in chips.tensor_config[node_chip].T:
@@ -360,8 +314,7 @@ def _used_configs(
 def times_of(
     variant: Variant, pass_s: Floats, forward_s: Floats, most_s: Floats | None = None
 ) -> VariantTimes:
-    """Return the times of a variant's passes, or bounds on them, in the form that a placement
-    needs."""
+    """Return the times of a variant's passes, or bounds on them, as a placement needs them."""
     most = None if most_s is None else times_of(variant, most_s, forward_s)
     layers = variant.layers
     end = len(variant.passes)

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
+from atoll.explore.pricing.planned.layout_list import AllowedLayouts
 from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, RunTerms, planned_layouts
 from atoll.explore.pricing.workloads import Variant
-from atoll.fabric.network import Network
 from atoll.placement.chain import (
     Division,
     PlacementProblem,
@@ -27,7 +27,6 @@ from atoll.placement.chain import (
 )
 from atoll.placement.facts import ChainFacts
 from atoll.profile import Profile
-from atoll.step.states import States
 
 Row = tuple[float, ...]  # one layout, in the order of the fields of `StepFloors`
 
@@ -48,21 +47,11 @@ class PowerLimit:
         return " and ".join(f"{value:g} {unit}" for value, unit in limits if np.isfinite(value))
 
 
-@dataclass(frozen=True)
-class SearchSetting:
+@dataclass(frozen=True, kw_only=True)
+class SearchSetting(AllowedLayouts):
     """Settings shared by all chips and models of a search."""
 
-    network: Network
     profile: Profile
-    states: States
-    devices: int
-    recompute: str
-    zero: tuple[int, ...] = (0,)
-    orders: tuple[str, ...] = ("1f1b",)
-    hsdp: tuple[int, ...] = (1,)
-    """Replicas of ZeRO's sharding group; empty: any."""
-    vpp: tuple[int, ...] = ()
-    """Chunks per stage of the interleaved schedule; empty: those that divide evenly."""
     limit: PowerLimit | None = None
     """Limit on the mean power of a device during a pass; None: no limit."""
 
@@ -93,14 +82,12 @@ class SearchSetting:
     def place(
         self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
-        """Return the fastest placement below the cutoff; None if there is none or if a layer cannot
-        run (infinite time)."""
+        """Return the fastest placement below the cutoff; None if none or if a layer cannot run."""
         return problem.fastest(times, cutoff_s) if np.isfinite(times.pass_s).all() else None
 
 
 class Layouts(NamedTuple):
-    """Layouts of all variants as flat arrays for the kernels: those of variant v are rows
-    ptr[v]:ptr[v + 1]."""
+    """Layouts of all variants as flat arrays for the kernels: rows ptr[v]:ptr[v + 1] are v's."""
 
     ptr: Ints
     floors: StepFloors
@@ -131,8 +118,7 @@ def list_layouts(
 
 def _undominated_rows(floors: StepFloors) -> list[Row]:
     """Return the rows of layouts, without those for which another layout with as many stages and
-    copies is no larger in any term.
-    """
+    copies is no larger in any term."""
     rows = np.unique(np.stack([column.astype(np.float64) for column in floors], axis=1), axis=0)
     kept_rows: list[Row] = []
     for stages in np.unique(rows[:, :2], axis=0):

@@ -23,12 +23,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_at, template_energy
 
 
-def computed_J(
-    chips: Chips,
-    macs: Floats,
-    vector_ops: Floats,
-    link_bytes: Floats,
-) -> Floats:
+def computed_J(chips: Chips, macs: Floats, vector_ops: Floats, link_bytes: Floats) -> Floats:
     """Return the joules of work on each chip, without HBM and shared buffers, (works, chips)."""
     energy = energy_at(chips.template, chips.process_nm)
     configs, config = chips.tensor_configs, chips.tensor_config[:, FIRST_OPTION]
@@ -40,10 +35,9 @@ def computed_J(
 
 def _square(chips: Chips) -> Floats:
     """Return the squared voltage of each chip at its clock, relative to the energy model."""
-    voltage = chips.template.voltage
-    return (
-        np.ones(len(chips)) if voltage is None else voltage(chips.clock_Hz, chips.process_nm) ** 2
-    )
+    if chips.template.voltage is None:
+        return np.ones(len(chips))
+    return chips.template.voltage(chips.clock_Hz, chips.process_nm) ** 2
 
 
 def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> Floats:
@@ -56,15 +50,12 @@ def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> Floats:
     # Collectives move between HBM and the network port and bypass the buffers.
     buffered = np.where(work.link_bytes > 0.0, 0.0, work.bytes)[:, None]
     glb_J = energy.glb_J_per_byte * chips.glb_energy
-    operator_joules = np.where(products, costs.glb_bytes[:, config], buffered) * glb_J
+    on_die_J = np.where(products, costs.glb_bytes[:, config], buffered) * glb_J
     for level, joules in enumerate(levels.J_per_byte if levels else ()):
-        operator_joules += (
-            np.where(products, costs.level_bytes[:, config, level], buffered) * joules
-        )
-    operator_joules = (
-        operator_joules * _square(chips) + hbm * energy.hbm_J_per_byte * chips.hbm_energy
-    )
-    return operator_joules + computed_J(chips, work.macs, work.vector_ops, work.link_bytes)
+        moved = np.where(products, costs.level_bytes[:, config, level], buffered)
+        on_die_J += moved * joules
+    moved_J = on_die_J * _square(chips) + hbm * energy.hbm_J_per_byte * chips.hbm_energy
+    return moved_J + computed_J(chips, work.macs, work.vector_ops, work.link_bytes)
 
 
 def pass_J(passes: PassSet, operator_J: Floats, layers: Ints) -> Floats:
@@ -100,8 +91,7 @@ def step_floors_s(
     rest_W: Floats | None = None,
 ) -> Floats:
     """Return lower bounds on the step seconds for any layout, shape (chips, variants). `rest_W`
-    overrides the idle power.
-    """
+    overrides the idle power."""
     step_s = np.zeros((len(chips), len(variants.variants)))
     if setting.limit is None:
         return step_s

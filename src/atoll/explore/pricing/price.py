@@ -104,9 +104,10 @@ class Price:
     def of_chips(
         self, space: DesignSpace, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
     ) -> Floats:
-        """Return the prices of chips of a space, each with one memory, shape (chips,)."""
+        """Return the prices of chips of a space, each with the memory that it has, (chips,)."""
         prices = np.empty(len(chips))
-        for number, (hbm,) in enumerate(memories):
-            chosen = chips.memory == number
-            prices[chosen] = self.of_designs(space, hbm)[chips.design[chosen]]
+        for number, options in enumerate(memories):
+            for hbm in options:
+                chosen = (chips.memory == number) & (chips.hbm_capacity_bytes == hbm.capacity_bytes)
+                prices[chosen] = self.of_designs(space, hbm)[chips.design[chosen]]
         return prices

@@ -12,8 +12,8 @@ from itertools import product
 from math import ceil, floor
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Bools, Ints
 from atoll.base.errors import AtollError
 from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.cost.table import PassSet, flatten
@@ -30,8 +30,7 @@ from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.low_precision import check_precision, narrowed
 from atoll.workload.prepare import in_context
 
-LONG = 8192
-"""Sequence length in tokens from which cp of 4 and 8 are also tried."""
+LONG = 8192  # sequence length in tokens from which cp of 4 and 8 are also tried
 
 
 @dataclass(frozen=True)
@@ -42,21 +41,17 @@ class Workload:
     config: ModelConfig | StoredModel
     sequence: int
     global_batch: int
-    precision: str = "bf16"
-    """Precision of the matrix products (`workload.low_precision`)."""
+    precision: str = "bf16"  # precision of the matrix products (`workload.low_precision`)
 
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
     """Values to try for the axes other than tp; values that a model cannot use are skipped."""
 
-    cp: tuple[int, ...] = (1,)
-    """Context parallelism."""
+    cp: tuple[int, ...] = (1,)  # context parallelism
     ep: tuple[int, ...] = (1,)
-    etp: tuple[int, ...] = ()
-    """Tensor-parallel degrees of the experts; empty: tp."""
-    sp: tuple[bool, ...] = ()
-    """Sequence parallelism if tp > 1; empty: as given by the profile."""
+    etp: tuple[int, ...] = ()  # tensor-parallel degrees of the experts; empty: tp
+    sp: tuple[bool, ...] = ()  # sequence parallelism if tp > 1; empty: as given by the profile
     apart: bool = False
     """Whether weight passes are also priced separately, for schedules that delay them."""
 
@@ -72,13 +67,10 @@ class Variant:
     config: ModelConfig | StoredModel
     microbatch: int
     tp: int
-    model: Model
-    """The device's share of the model, before expert parallelism."""
+    model: Model  # the device's share of the model, before expert parallelism
     facts: ChainFacts
-    first_layer: int
-    """Index of its first layer in the pass set."""
-    microbatches: int
-    """Number of microbatches in the global batch."""
+    first_layer: int  # index of its first layer in the pass set
+    microbatches: int  # number of microbatches in the global batch
     passes: tuple[Layer, ...]
     """Distinct layers as priced. If weight passes are priced separately, each layer appears a
     second time, with its backward pass without weight gradients in place of the forward pass and
@@ -104,13 +96,12 @@ class Variant:
         return self.cp == self.ep == 1 and self.etp == self.tp
 
     @property
-    def turns(self) -> NDArray[np.int64]:
+    def turns(self) -> Ints:
         """Return, for each forward operator of the blocks, the index of its first ring step among
         the priced operators, shape (operators,)."""
         priced = [op for kind in self.facts.blocks for op in self.passes[kind.layer].forward]
-        return np.array(
-            [i for i, op in enumerate(priced) if not op.name.endswith(RING_TURN)], np.int64
-        )
+        first = [i for i, op in enumerate(priced) if not op.name.endswith(RING_TURN)]
+        return np.array(first, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,13 +111,12 @@ class Variants:
     workloads: tuple[Workload, ...]
     variants: tuple[Variant, ...]
     passes: PassSet
-    begins: NDArray[np.bool_]
+    begins: Bools
     """Whether each operator begins a part of a series (`series_begins`), shape (operators,)."""
 
     @property
-    def layer_ranges(self) -> NDArray[np.int64]:
-        """Return the first layer of each variant in the pass set, then the number of layers,
-        shape (variants + 1,)."""
+    def layer_ranges(self) -> Ints:
+        """Return the first layer of each variant, then the number of layers, (variants + 1,)."""
         ends = [variant.first_layer for variant in self.variants]
         return np.array([*ends, len(self.passes.layers)], np.int64)
 
@@ -165,13 +155,11 @@ def spreads_of(
 ) -> Spreads:
     """Return the values given in the question, or the defaults for its models."""
     long = any(workload.sequence >= LONG for workload in workloads)
-    experts = max(
-        (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
-    )
-    powers = tuple(2**i for i in range(max(1, experts).bit_length()) if 2**i < experts)
+    experts = max(1, *(w.config.experts for w in workloads if isinstance(w.config, ModelConfig)))
+    powers = tuple(2**i for i in range(experts.bit_length()) if 2**i < experts)
     return Spreads(
         cp=job.cp or ((1, 2, 4, 8) if long else (1, 2)),
-        ep=job.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
+        ep=job.ep or (*powers, experts),
         etp=job.etp,
         sp=() if job.sp is None else (job.sp,),
         apart=any(order in SPLIT for order in orders),
@@ -277,8 +265,7 @@ def _has_rings(config: ModelConfig | StoredModel, profile: Profile) -> bool:
 
 def left_out_notes(job: SearchQuestion, profile: Profile, variants: Variants) -> Iterator[str]:
     """Yield what the proof does not cover: axis values not tried for any model, and microbatches
-    that do not divide a model's batch.
-    """
+    that do not divide a model's batch."""
     every = variants.variants
     configs = [workload.config for workload in variants.workloads]
     listed = {"microbatch": {v.microbatch for v in every}, "tp": {v.tp for v in every}}
@@ -330,17 +317,14 @@ def _no_spread(workload: Workload, spreads: Spreads, devices: int, shares: bool)
 
 def priced_layers(model: Model, cp: int, ep: int, apart: bool) -> tuple[Layer, ...]:
     """Return the distinct layers as one chip runs them: attention in ring steps, and the device's
-    share of the experts. If `apart`, the halves of each backward pass follow.
-    """
+    share of the experts. If `apart`, the halves of each backward pass follow."""
     passes_of_layers = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.kinds]
     return (*passes_of_layers, *(_halves(layer) for layer in passes_of_layers if apart))
 
 
 def _halves(layer: Layer) -> Layer:
-    late = tuple(op for op in layer.backward if op.weighs)
-    return replace(
-        layer, forward=tuple(op for op in layer.backward if not op.weighs), backward=late
-    )
+    data = tuple(op for op in layer.backward if not op.weighs)
+    return replace(layer, forward=data, backward=tuple(op for op in layer.backward if op.weighs))
 
 
 def _no_microbatch(workload: Workload, microbatches: Sequence[int]) -> str:

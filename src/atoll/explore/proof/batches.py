@@ -16,8 +16,7 @@ from atoll.executors import Crew, TaskCall
 from atoll.explore.proof.tasks import ChipTask, place_chips
 from atoll.explore.proof.trial import SolvedPlacements
 
-PIECE_S = 0.8
-"""Target duration of a task: far longer than sending it, short enough to lose."""
+PIECE_S = 0.8  # target duration of a task: far longer than sending it, short enough to lose
 PIECES_PER_WORKER = 3
 
 
@@ -95,10 +94,7 @@ class Speculation:
     """Placements computed in advance, against the incumbent when they were sent."""
 
     def __init__(
-        self,
-        crew: Crew,
-        worth: Callable[[int], bool],
-        task: Callable[[int], ChipTask],
+        self, crew: Crew, worth: Callable[[int], bool], task: Callable[[int], ChipTask]
     ) -> None:
         self._crew = crew
         self._worth = worth
@@ -134,4 +130,4 @@ class Speculation:
             if group:
                 call = TaskCall(place_chips, ([self._task(chip) for chip in group],))
                 self._crew.send(call)
-                self._sent.update({chip: (call, i) for i, chip in enumerate(group)})
+                self._sent |= {chip: (call, i) for i, chip in enumerate(group)}

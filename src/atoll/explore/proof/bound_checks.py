@@ -46,8 +46,7 @@ def check_layers(priced: PricedChips, node_chip: Ints, node_variant: Ints, upper
     ranges = variants.layer_ranges
     for v in np.unique(node_variant):
         nodes = np.flatnonzero(node_variant == v)
-        layers = variants.variants[v].layers
-        bound_s = roofline_s[node_chip[nodes], ranges[v] : ranges[v] + layers]
+        bound_s = roofline_s[node_chip[nodes], ranges[v] : ranges[v] + variants.variants[v].layers]
         schedule_s = upper_s[nodes, : bound_s.shape[1]].sum(axis=2)
         wrong = np.argwhere(bound_s > schedule_s * (1.0 + ROUNDING))
         if len(wrong):

@@ -38,8 +38,7 @@ class Boxes:
     last: Ints
     memory: Ints
     lower_s: Floats  # (boxes, variants): lower bound on the step time of its chips
-    score: Floats
-    """Upper bound on the score of its chips."""
+    score: Floats  # upper bound on the score of its chips
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -50,22 +49,11 @@ class Boxes:
         return np.asarray(np.prod(self.last - self.first + 1, axis=1))
 
     def subset(self, chosen: Ints | Bools) -> Boxes:
-        return Boxes(
-            self.first[chosen],
-            self.last[chosen],
-            self.memory[chosen],
-            self.lower_s[chosen],
-            self.score[chosen],
-        )
+        return Boxes(*(column[chosen] for column in vars(self).values()))
 
     def joined(self, more: Boxes) -> Boxes:
-        return Boxes(
-            np.concatenate([self.first, more.first]),
-            np.concatenate([self.last, more.last]),
-            np.concatenate([self.memory, more.memory]),
-            np.concatenate([self.lower_s, more.lower_s]),
-            np.concatenate([self.score, more.score]),
-        )
+        columns = zip(vars(self).values(), vars(more).values(), strict=True)
+        return Boxes(*(np.concatenate(both) for both in columns))
 
 
 class SpaceGrid:
@@ -104,14 +92,9 @@ class SpaceGrid:
         """Return the space as one box per memory."""
         memories = len(self._memory_options)
         first = np.zeros((memories, len(self._sizes)), np.int64)
-        boxes = Boxes(
-            first,
-            first + np.array(self._sizes) - 1,
-            np.arange(memories),
-            np.zeros((memories, variants)),
-            np.full(memories, np.inf),
-        )
-        return self._within_limits(boxes)
+        last, lower_s = first + np.array(self._sizes) - 1, np.zeros((memories, variants))
+        score = np.full(memories, np.inf)
+        return self._within_limits(Boxes(first, last, np.arange(memories), lower_s, score))
 
     def flat(self, places: Ints) -> Ints:
         """Return the flat product indices of points (points, parameters)."""
@@ -127,8 +110,7 @@ class SpaceGrid:
         return self.designs(np.where(self._clock, np.maximum(places - 1, 0), places))
 
     def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[Bools, DesignSpace]]:
-        """Yield, per value of all repriced parameters, which boxes contain them and their smallest
-        corners with them."""
+        """Yield, per value of repriced parameters, which boxes have them and smallest corners."""
         axes = self._repriced
         for places in product(*(range(self._sizes[axis]) for axis in axes)):
             corners, within = boxes.first.copy(), np.ones(len(boxes), np.bool_)
@@ -139,22 +121,23 @@ class SpaceGrid:
 
     def chips(self, boxes: Boxes, profile: Profile, by_memory: bool) -> Chips:
         """Return the fastest corners, ignoring the limits, with core buffers of as many rows as
-        those of any chip in the box.
-        """
+        those of any chip in the box."""
         corners = self.designs(np.where(self._slows, boxes.first, boxes.last))
-        columns = dict(corners.columns)
-        rows: Floats | float = _ANY_ROWS
-        if self.plain:
-            rows = self._rows[tuple(boxes.last[:, self._sides].T)]
-        columns["core_buffer_bytes"] = rows * 4.0 * (columns["width"] + columns["depth"])
+        rows = self._rows[tuple(boxes.last[:, self._sides].T)] if self.plain else _ANY_ROWS
+        core_bytes = rows * 4.0 * (corners.columns["width"] + corners.columns["depth"])
+        columns = {**corners.columns, "core_buffer_bytes": core_bytes}
         corners = replace(corners, columns=columns, hbm_allowed=self._memory_options[boxes.memory])
         chips = chips_of_space(corners, profile, by_memory)
         return chips.subset(np.argsort(chips.design))
 
     def _most_rows(self) -> Floats:
-        """Return the most rows of a core's buffer over all arrays no wider and no deeper."""
-        width, depth = (self._values[i] for i in self._sides)
-        rows = [[_rows(int(w), int(d)) for d in depth] for w in width]
+        """Return the most rows of inputs and sums that a core's buffer holds, over all arrays no
+        wider and no deeper."""
+        sides = [[int(side) for side in self._values[i]] for i in self._sides]
+        rows = [
+            [max(1.0, core_buffer_bytes(w, d) // (4.0 * (d + w))) for d in sides[1]]
+            for w in sides[0]
+        ]
         return np.maximum.accumulate(np.maximum.accumulate(np.array(rows), axis=0), axis=1)
 
     def points(self, box: Boxes) -> Ints:
@@ -165,8 +148,7 @@ class SpaceGrid:
 
     def halves(self, boxes: Boxes) -> Boxes:
         """Halve every box in the geometric middle of its widest range; drop empty halves."""
-        wide = self._widths(boxes)
-        axis = np.argmax(wide, axis=1)
+        axis = np.argmax(self._widths(boxes), axis=1)
         row = np.arange(len(boxes))
         middle = np.empty(len(boxes), np.int64)
         for i in np.unique(axis):
@@ -183,11 +165,10 @@ class SpaceGrid:
 
     def _coolable(self, boxes: Boxes) -> Boxes:
         """Return the boxes in which least power / largest area is within the limit."""
-        limit, within = self._space.limits.max_W_per_mm2, np.ones(len(boxes), np.bool_)
+        limit, within = self._space.limits.max_W_per_mm2, np.zeros(len(boxes), np.bool_)
         if limit is None or len(boxes) == 0:
             return boxes
         least, most = self._slowest(boxes.first), self.designs(boxes.last)
-        within[:] = False
         for in_memory, hbm in zip(self._memory_options.T, self._space.hbm_options, strict=True):
             dense = least.peak_power_with(hbm) / most.area_with(hbm)
             within |= in_memory[boxes.memory] & (dense <= limit)
@@ -217,16 +198,14 @@ class SpaceGrid:
         """Drop boxes in which nothing fits; end every range at its largest value that fits."""
         boxes = boxes.subset(self._fits(boxes.first, boxes.memory))
         # All ranges of all boxes at once, by bisection.
-        low, high = boxes.first.copy(), boxes.last.copy()
-        row, axis = np.nonzero(low < high)
-        places = boxes.first[row]
-        rows = np.arange(len(row))
-        memory = boxes.memory[row]
-        least, most = low[row, axis], high[row, axis]
+        high = boxes.last.copy()
+        row, axis = np.nonzero(boxes.first < high)
+        places, memory = boxes.first[row], boxes.memory[row]
+        least, most = boxes.first[row, axis], high[row, axis]
         while (open_ := np.flatnonzero(least < most)).size:
             middle = (least[open_] + most[open_] + 1) // 2
             tried = places[open_]
-            tried[rows[: len(open_)], axis[open_]] = middle
+            tried[np.arange(len(open_)), axis[open_]] = middle
             fits = self._fits(tried, memory[open_])
             least[open_] = np.where(fits, middle, least[open_])
             most[open_] = np.where(fits, most[open_], middle - 1)
@@ -239,8 +218,3 @@ class SpaceGrid:
             return np.zeros(0, np.bool_)
         allowed = allowed_options(self._slowest(places), self._limits)
         return np.asarray((allowed & self._memory_options[memory]).any(axis=1))
-
-
-def _rows(width: int, depth: int) -> float:
-    """Return the rows of inputs and sums that a core's buffer holds."""
-    return max(1.0, core_buffer_bytes(width, depth) // (4.0 * (depth + width)))

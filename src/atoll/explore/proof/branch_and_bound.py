@@ -25,38 +25,25 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.stopping import Stop
 from atoll.driver import Progress
 from atoll.executors import Crew, InProcess, TaskCall
-from atoll.explore.pricing.energy import (
-    energy_of_chip,
-    energy_of_work,
-    variant_work,
-)
+from atoll.explore.pricing.energy import energy_of_chip, energy_of_work, variant_work
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.batches import Pacer, Speculation
 from atoll.explore.proof.bound_checks import ROUNDING, chip_name
-from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.journal import ChipEvaluation, EvaluatedPlan, EvaluationKey, Journal
 from atoll.explore.proof.objective import Objective
-from atoll.explore.proof.reserve import open_frontier
-from atoll.explore.proof.tasks import (
-    ChipNodes,
-    ChipTask,
-    Schedules,
-    bound_chips,
-    linear_pass_s,
-    place_node,
-)
-from atoll.explore.proof.trial import Rule, Trial, TrialPlacements, replayed, try_chip
+from atoll.explore.proof.reserve import Frontier, open_frontier
+from atoll.explore.proof.tasks import ChipNodes, ChipTask, bound_chips, linear_pass_s, place_node
+from atoll.explore.proof.trial import Rule, Trial, replayed, try_chip
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.placement.chain import Division
+from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
 from atoll.step.certificate import relative_gap
 
@@ -66,14 +53,11 @@ class SearchOutcome:
     """The incumbent with its proof."""
 
     frontier: Frontier
-    best: int | None
-    """Index of the best chip in `frontier.chips`."""
+    best: int | None  # index of the best chip in `frontier.chips`
     score: float
-    bound: float
-    """Upper bound on the score of every chip."""
-    tightened: int
-    """Nodes whose schedules were solved with more effort."""
-    ruled_out: NDArray[np.bool_]
+    bound: float  # upper bound on the score of every chip
+    tightened: int  # nodes whose schedules were solved with more effort
+    ruled_out: Bools
     """Per chip: its bound cannot beat the incumbent by more than the tolerance."""
     stopped: str = ""
     """Why the search ended before its proof: "time limit", "interrupted" or nothing."""
@@ -122,10 +106,8 @@ class _BatchMode:
     phase: str = "place"
     plans_only: bool = False
     rivals: Rivals | None = None
-    own_tolerance: float | None = None
-    """See `Trial.tolerance`."""
-    waiting: Ints | None = None
-    """Chips left in this phase, including those of the batch."""
+    own_tolerance: float | None = None  # see `Trial.tolerance`
+    waiting: Ints | None = None  # chips left in this phase, including those of the batch
 
 
 class Search:
@@ -133,12 +115,11 @@ class Search:
 
     def __init__(
         self,
-        space: DesignSpace | ProductSpace,
+        space: SearchedSpace,
         variants: Variants,
         setting: SearchSetting,
         objective: Objective,
         tolerance: float,
-        time_limit_s: float = np.inf,
         progress: Progress | None = None,
         *,
         stop: Stop | None = None,
@@ -154,7 +135,7 @@ class Search:
         self.objective = objective
         self.tolerance = tolerance
         self.progress = progress
-        self.stop = stop or Stop(time_limit_s)
+        self.stop = stop or Stop()
         self.journal = journal or Journal()
         self.rule = Rule.of(variants, objective, tolerance)
         self.memories = self.rule.memories(space, setting)
@@ -175,7 +156,7 @@ class Search:
         self.batches = 0
         self.solved: set[EvaluationKey] = set()
         """Nodes whose schedules were solved, by effort."""
-        self.schedules: dict[EvaluationKey, tuple[Schedules, float]] = {}
+        self.schedules: dict[EvaluationKey, tuple[list[Schedule], float]] = {}
         """Schedules of the nodes solved here, and the step limit they were solved against."""
 
     def outcome(self) -> SearchOutcome:
@@ -208,16 +189,10 @@ class Search:
             self.batch(order)
         return np.array([self.evaluated_score(int(chip)) for chip in order])
 
-    def evaluate_near(self, order: Ints, least: float) -> None:
-        """Evaluate the chips whose bounds allow a score above `least`."""
-        with self._mode(_BatchMode("near", True, _SameScore(least), waiting=order)):
-            self.batch(order)
-
-    def bound_near(self, order: Ints, least: float) -> None:
-        """Evaluate as `evaluate_near`, and lower the bounds of chips that score at most `least`. A
-        chip that scores more may become the incumbent.
-        """
-        with self._mode(_BatchMode("near", False, _SameScore(least), waiting=order)):
+    def evaluate_near(self, order: Ints, least: float, plans_only: bool = True) -> None:
+        """Evaluate the chips whose bounds allow a score above `least`. Unless plans only, lower the
+        bounds of those that score less; one that scores more may become the incumbent."""
+        with self._mode(_BatchMode("near", plans_only, _SameScore(least), waiting=order)):
             self.batch(order)
 
     @contextmanager
@@ -246,8 +221,7 @@ class Search:
 
     def inherit(self, source: Search, position: Ints) -> None:
         """Copy bounds and plans of a search with the same variants, whose chip i is chip
-        `position[i]` of this search, with the same memory, or absent (-1).
-        """
+        `position[i]` of this search, with the same memory, or absent (-1)."""
         for chip in np.flatnonzero((source.frontier.stage > 0) & (position >= 0)).tolist():
             target = int(position[chip])
             self._set_row(target, source.frontier.lower_s[chip], int(source.frontier.stage[chip]))
@@ -341,18 +315,14 @@ class Search:
         if not self.stop():
             self._place_chips(order[np.argsort(-self.promise(order), kind="stable")], nodes)
 
-    def _open(self, order: Ints) -> NDArray[np.bool_]:
+    def _open(self, order: Ints) -> Bools:
         """Return which (chip, variant) pairs could still be part of a better design."""
         lower = self.frontier.lower_s[order]
         cutoff_s = self.cutoff_s(order)[:, None]
         return lower < cutoff_s if len(self.by_model) == 1 else np.isfinite(lower)
 
     def _bound(
-        self,
-        order: Ints,
-        open_: NDArray[np.bool_],
-        nodes: dict[int, ChipNodes],
-        record: int | None,
+        self, order: Ints, open_: Bools, nodes: dict[int, ChipNodes], record: int | None
     ) -> None:
         """Compute schedule bounds in pieces; record them under the batch number, if any."""
         frontier = self.frontier
@@ -369,15 +339,14 @@ class Search:
             return TaskCall(bound_chips, arguments, tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
-        for done, bounded in self.crew.results(call(piece) for piece in pieces):
+        for done, (lower_s, chip_nodes) in self.crew.results(call(piece) for piece in pieces):
             piece = done.tag
             self.pacer.finished(done)
-            for local, chip in enumerate(piece):
-                self._set_row(int(chip), bounded.lower_s[local], stage=1)
-            nodes.update({int(piece[local]): chip for local, chip in bounded.nodes.items()})
+            for chip, row in zip(piece, lower_s, strict=True):
+                self._set_row(int(chip), row, stage=1)
+            nodes.update({int(piece[local]): chip for local, chip in chip_nodes.items()})
             if record is not None:
-                ids = frontier.ids[piece]
-                self.journal.put_bounds(record, ids, bounded.lower_s, self.scores[piece])
+                self.journal.put_bounds(record, frontier.ids[piece], lower_s, self.scores[piece])
 
     def _place_chips(self, ranked: Ints, nodes: dict[int, ChipNodes]) -> None:
         """Place chips one after another, always against the current incumbent."""
@@ -410,8 +379,10 @@ class Search:
             if placements is None:
                 return
             place = partial(place_node, self.context, nodes[chip])
-            placed = try_chip(self.rule, self._task(chip, nodes).trial, replayed(placements, place))
-            self.finish(chip, key, self._placed(chip, nodes[chip], placed))
+            _, trial = self._task(chip, nodes)
+            lower_s, divisions = try_chip(self.rule, trial, replayed(placements, place))
+            plans = self._placed(chip, nodes[chip], divisions)
+            self.finish(chip, key, ChipEvaluation(lower_s, plans))
 
     def _worth_placing(self, chip: int) -> bool:
         key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
@@ -426,28 +397,26 @@ class Search:
         if self.mode.rivals is not None:
             slack = 1.0 + (self.tolerance if own_tolerance is None else own_tolerance)
             score = float(self.to_beat(np.array([chip]))[0]) / slack
-        trial = Trial(
-            chip_name(self.frontier.chips, chip),
-            self.frontier.lower_s[chip],
-            {model: plan.step_time_s for model, plan in plans.items()},
-            score * float(self.frontier.price[chip]),
-            float(self.cutoff_s(np.array([chip]))[0]),
-            self.mode.plans_only,
-            own_tolerance,
-        )
-        return ChipTask(nodes[chip], trial)
+        name, lower_s = chip_name(self.frontier.chips, chip), self.frontier.lower_s[chip]
+        best_step_s = {model: plan.step_time_s for model, plan in plans.items()}
+        to_beat = score * float(self.frontier.price[chip])
+        cutoff_s, plans_only = float(self.cutoff_s(np.array([chip]))[0]), self.mode.plans_only
+        trial = Trial(name, lower_s, best_step_s, to_beat, cutoff_s, plans_only, own_tolerance)
+        return nodes[chip], trial
 
-    def _placed(self, chip: int, nodes: ChipNodes, placed: TrialPlacements) -> ChipEvaluation:
+    def _placed(
+        self, chip: int, nodes: ChipNodes, divisions: Mapping[int, tuple[int, Division]]
+    ) -> dict[int, EvaluatedPlan]:
         plans = dict(self.frontier.plans.get(chip, {}))
         effort: Effort
-        for model, (v, division) in placed.divisions.items():
+        for model, (v, division) in divisions.items():
             node = nodes.position(v)
             traffic = float(nodes.hbm_bytes[node]), float(nodes.glb_bytes[node])
             pass_s, effort = nodes.upper_s[node], "quick"
             if self.mode.own_tolerance is not None:
                 pass_s, effort = linear_pass_s(self.context, nodes, v)[1], "linear"
             plans[model] = self.evaluated_plan(chip, v, division, pass_s, traffic, effort)
-        return ChipEvaluation(placed.lower_s, plans)
+        return plans
 
     def evaluated_plan(
         self,
@@ -459,28 +428,19 @@ class Search:
         effort: Effort,
         limit_s: float | None = None,
     ) -> EvaluatedPlan:
-        variant = self.variants.variants[v]
+        variant, chips = self.variants.variants[v], self.frontier.chips
+        step_time_s, pp, dp = division.step_time_s, division.pipeline, division.data
+        repeats = self.context.repeats[v]
         energy = energy_of_work(
-            variant_work(
-                self.context.work, self.context.repeats[v], traffic, self.frontier.chips, chip
-            ),
+            variant_work(self.context.work, repeats, traffic, chips, chip),
             variant,
-            area_mm2=float(self.frontier.chips.area_mm2[chip]),
-            step_time_s=division.step_time_s,
-            devices=division.pipeline * variant.width * division.data,
+            area_mm2=float(chips.area_mm2[chip]),
+            step_time_s=step_time_s,
+            devices=pp * variant.width * dp,
             recompute_share=division.recompute_share,
-            energy=energy_of_chip(self.frontier.chips, chip),
+            energy=energy_of_chip(chips, chip),
         )
-        return EvaluatedPlan(
-            division.step_time_s,
-            v,
-            pass_s,
-            division.pipeline,
-            division.data,
-            energy,
-            effort,
-            limit_s,
-        )
+        return EvaluatedPlan(step_time_s, v, pass_s, pp, dp, energy, effort, limit_s)
 
     def finish(self, chip: int, key: EvaluationKey, evaluation: ChipEvaluation) -> None:
         self.apply(chip, evaluation)
@@ -501,7 +461,7 @@ class Search:
         self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
         self.scores[chip] = self.rule.scores(row[None, :])[0] / self.frontier.price[chip]
 
-    def designs_of(self, chips: Ints | NDArray[np.bool_]) -> int:
+    def designs_of(self, chips: Ints | Bools) -> int:
         """Count the designs of chips; a chip is a design with a memory."""
         return len(np.unique(self.frontier.chips.design[chips]))
 

@@ -7,6 +7,8 @@ nodes most likely to be next are solved in advance.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from atoll.base.arrays import Floats, Ints
@@ -26,8 +28,7 @@ EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
 """In rising order of cost, each about ten times the one before."""
 FIRST_VALUES, FIRST_TOLERANCE = 5, 0.002
 """Values per list, and the tolerance, of the first search of a large space."""
-FACTORS = (2.0, 1.25)
-"""Ratios between a first design's values and those of its neighbours."""
+FACTORS = (2.0, 1.25)  # ratios between a first design's values and those of its neighbours
 MANY_OPEN = 12
 """With more open chips than this, the last effort is spent on the incumbent before the second on
 others: a better incumbent rules chips out at once."""
@@ -35,8 +36,7 @@ others: a better incumbent rules chips out at once."""
 
 def exact_search(search: Search) -> SearchOutcome:
     """Search until no chip can beat the best, or `search.stop`. With a score to beat from another
-    search, there may be no best.
-    """
+    search, there may be no best."""
     if isinstance(search.space, ProductSpace) and not search.score:
         begin(search, search.space)
     bound_all(search)
@@ -64,8 +64,7 @@ def bound_all(search: Search) -> None:
 
 def begin(search: Search, space: ProductSpace) -> None:
     """Find a first incumbent of a large space: the best of a few values per list, then of far and
-    near neighbours until none is better.
-    """
+    near neighbours until none is better."""
     names = space.axes.names
     lists = [np.sort(values) for values in space.axes.lists()]
     spread = (np.linspace(0, len(values) - 1, FIRST_VALUES) for values in lists)
@@ -102,14 +101,8 @@ def _about(values: Floats, value: float, factor: float) -> Ints:
 def _best_in_part(search: Search, space: ProductSpace, score: float) -> tuple[int, float] | None:
     """Return number and score of the best chip of a part, None where no chip beats `score`."""
     try:
-        part = Search(
-            space.build(),
-            search.variants,
-            search.setting,
-            search.objective,
-            FIRST_TOLERANCE,
-            stop=search.stop,
-        )
+        inputs = search.variants, search.setting, search.objective, FIRST_TOLERANCE
+        part = Search(space.build(), *inputs, stop=search.stop)
         part.score = score
         bound_all(part)
     except InfeasibleError:
@@ -140,11 +133,11 @@ def tighten(search: Search, until: float) -> None:
         target = _loosest(search, chip)
         if target is None:
             break
-        if target[0].effort == "bounded" and left.sum() > MANY_OPEN and search.best is not None:
+        key, model = target
+        if key.effort == "bounded" and left.sum() > MANY_OPEN and search.best is not None:
             incumbent_target = _loosest(search, search.best)
             if incumbent_target is not None and incumbent_target[0].effort == "exact":
-                chip, target = search.best, incumbent_target
-        key, model = target
+                chip, (key, model) = search.best, incumbent_target
         search.solved.add(key)
         stored = search.journal.evaluation(key)
         if stored is not None:
@@ -174,27 +167,17 @@ def _after(
         check_step(lower_s[key.variant], division.step_time_s, name, search.rule.names[key.variant])
         if model not in plans or division.step_time_s < plans[model].step_time_s:
             traffic = solved.hbm_bytes, solved.glb_bytes
-            effort = next(effort for effort in EFFORTS if effort == key.effort)
-            limit = limit_s if np.isfinite(limit_s) else None
-            plans[model] = search.evaluated_plan(
-                chip, key.variant, division, solved.pass_s, traffic, effort, limit
-            )
+            effort, limit = cast(Effort, key.effort), limit_s if np.isfinite(limit_s) else None
+            planned = chip, key.variant, division, solved.pass_s, traffic, effort, limit
+            plans[model] = search.evaluated_plan(*planned)
     return ChipEvaluation(lower_s, plans)
-
-
-def _limit_s(search: Search, chip: int) -> float:
-    """Return the step that the chip must be shown not to beat; infinite for the incumbent."""
-    if chip == search.best:
-        return np.inf
-    return float(search.cutoff_s(np.array([chip]))[0]) * (1.0 + ROUNDING)
 
 
 def _send(
     search: Search, chip: int, first: EvaluationKey, sent: dict[EvaluationKey, TaskCall]
 ) -> None:
     """Send the node that is needed now and those most likely needed next. Nodes sent with another
-    limit are solved again, as in a single process.
-    """
+    limit are solved again, as in a single process."""
     crew = search.crew
     wanted = [(first, chip)]
     if crew.capacity > 1:
@@ -205,7 +188,9 @@ def _send(
             if target is not None and search.journal.evaluation(target[0]) is None:
                 wanted.append((target[0], next_chip))
     for key, target_chip in wanted:
-        limit_s = _limit_s(search, target_chip)
+        # The step that the chip must be shown not to beat; infinite for the incumbent.
+        cutoff_s = float(search.cutoff_s(np.array([target_chip]))[0]) * (1.0 + ROUNDING)
+        limit_s = np.inf if target_chip == search.best else cutoff_s
         if key in sent and sent[key].tag != limit_s:
             crew.drop([sent.pop(key)])
         free = crew.in_flight(sent.values()) < crew.capacity

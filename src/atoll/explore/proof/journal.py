@@ -35,10 +35,8 @@ class EvaluatedPlan:
 class EvaluationKey:
     """Identifies an evaluation: a chip in a phase; when tightened, a node (variant, effort)."""
 
-    phase: str
-    """"place", "front" (for the chip's own sake) or "tighten"."""
-    chip: int
-    """The chip's number in the complete space."""
+    phase: str  # "place", "front" (for the chip's own sake) or "tighten"
+    chip: int  # the chip's number in the complete space
     variant: int = -1
     effort: str = ""
 

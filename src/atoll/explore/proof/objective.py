@@ -53,8 +53,7 @@ class Objective:
     batches: tuple[int, ...]
     weights: tuple[float, ...]
     reference_samples_per_s: tuple[float, ...]
-    price: Price | None = None
-    """Divisor of throughput; None: 1."""
+    price: Price | None = None  # divisor of throughput; None: 1
     every_memory: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""Spaces too large for memory: bounded in boxes, whose chips are loaded best first.
+"""All chips in memory, and spaces too large for it: bounded in boxes, loaded best first.
 
 A box (`boxes`) is halved while its bound is among the best that are left. Its bound is the roofline
 of its fastest corner; once it has a single choice of arrays and cores, also the floors of its
@@ -9,15 +9,16 @@ for boxes that never are, the bound is the proof.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.errors import InfeasibleError
 from atoll.base.stopping import Stop, check_stop
-from atoll.cost.chips import Chips, chips_of_space, distinct_rows, losses
+from atoll.cost.chips import Chips, chips_of_space, distinct_rows, join_chips, losses
 from atoll.cost.model import MAPPER
 from atoll.cost.table import cost_model
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines, roofline_bounds
@@ -27,20 +28,49 @@ from atoll.explore.pricing.limit import step_floors_s
 from atoll.explore.pricing.operator_work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.boxes import Boxes, SpaceGrid
-from atoll.explore.proof.frontier import Frontier
+from atoll.explore.proof.journal import EvaluatedPlan
 from atoll.explore.proof.tasks import SearchContext, raise_by_floors
 from atoll.explore.proof.trial import Rule
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import ProductSpace, SearchedSpace
 
-PIECE_BOXES = 1024
-"""Boxes that are halved at once, to limit the memory for their corners' costs."""
-BEAM = 4
-"""Boxes that are halved to the end for the first chips in memory."""
+
+@dataclass
+class Frontier:
+    """Chips with their bounds and evaluated plans."""
+
+    chips: Chips
+    ids: Ints  # chip numbers in the complete space, which never change
+    lower_s: Floats  # (chips, variants): lower bound on the step time
+    price: Floats  # divisor of a chip's throughput; ones without a price
+    stage: NDArray[np.int8]
+    """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
+    plans: dict[int, dict[int, EvaluatedPlan]] = field(default_factory=dict)  # by chip, model
+
+    def subset(self, chips: Ints) -> Frontier:
+        """Return these chips, renumbered."""
+        position = {int(old): new for new, old in enumerate(chips)}
+        plans = {position[chip]: p for chip, p in self.plans.items() if chip in position}
+        ids, lower_s, price, stage = (column[chips] for column in self._columns)
+        return Frontier(self.chips.subset(chips), ids, lower_s, price, stage, plans)
+
+    def joined(self, more: Frontier) -> Frontier:
+        """Return the frontier with more chips appended."""
+        both = zip(self._columns, more._columns, strict=True)
+        ids, lower_s, price, stage = (np.concatenate(parts) for parts in both)
+        chips = join_chips(self.chips, more.chips)
+        return Frontier(chips, ids, lower_s, price, stage, self.plans)
+
+    @property
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.ids, self.lower_s, self.price, self.stage
+
+
+PIECE_BOXES = 1024  # boxes that are halved at once, to limit the memory for their corners' costs
+BEAM = 4  # boxes that are halved to the end for the first chips in memory
 
 
 def open_frontier(
-    space: DesignSpace | ProductSpace,
+    space: SearchedSpace,
     variants: Variants,
     setting: SearchSetting,
     rule: Rule,
@@ -229,7 +259,7 @@ class Reserve:
     def _by_memory(self) -> bool:
         return self.context.rule.objective.by_memory
 
-    def _open(self, rows: Floats, price: Floats, threshold: float) -> NDArray[np.bool_]:
+    def _open(self, rows: Floats, price: Floats, threshold: float) -> Bools:
         """Return which (box, variant) pairs could still be part of a better design."""
         if len(self.context.rule.by_model) > 1:
             return np.isfinite(rows)
@@ -237,7 +267,7 @@ class Reserve:
             scores = self.context.rule.objective.scores(rows.reshape(-1, 1)).reshape(rows.shape)
         return np.asarray(scores / price[:, None] > threshold)
 
-    def _raise_by_rooflines(self, chips: Chips, rows: Floats, open_: NDArray[np.bool_]) -> None:
+    def _raise_by_rooflines(self, chips: Chips, rows: Floats, open_: Bools) -> None:
         """Raise the open bounds to the rooflines of the corners."""
         context = self.context
         rates, number = distinct_rows(chip_rates(chips))
@@ -252,8 +282,7 @@ class Reserve:
     def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: Floats) -> None:
         """Raise bounds by the limit on power: the largest arrays move the fewest bytes, the lowest
         clock has the least voltage, the smallest corner the least idle power, and the largest the
-        most area to cool it.
-        """
+        most area to cool it."""
         if self.context.setting.limit is None:
             return
         least, idle_W = self.grid.designs(boxes.first), np.empty(len(boxes))
@@ -263,8 +292,7 @@ class Reserve:
             idle_W[members] = np.min(powers_W, axis=0)
         process_nm = np.asarray(least.columns.get("process_nm", chips.process_nm), np.float64)
         frugal = replace(chips, clock_Hz=least.clock_Hz, process_nm=process_nm)
-        least_s = self._power_floors_s(frugal, idle_W)
-        np.maximum(rows, least_s, out=rows)
+        np.maximum(rows, self._power_floors_s(frugal, idle_W), out=rows)
 
     def _power_floors_s(self, chips: Chips, idle_W: Floats | None = None) -> Floats:
         c = self.context
@@ -272,8 +300,7 @@ class Reserve:
 
     def _least_prices(self, boxes: Boxes) -> Floats:
         """Return the least prices of every box: those of the smallest corners with the cheapest
-        process, dies and spare cores, as prices grow with every other parameter.
-        """
+        process, dies and spare cores, as prices grow with every other parameter."""
         price = self._price
         if price is None:
             return np.ones(len(boxes))

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats, Ints
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.stopping import Stop
 from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
@@ -39,8 +39,7 @@ class SearchContext:
     rule: Rule
     work: OperatorWork
     layouts: VariantLayoutBounds
-    repeats: Floats
-    """(variants, operators): runs of every distinct operator per microbatch."""
+    repeats: Floats  # (variants, operators): runs of every distinct operator per microbatch
     stop: Stop
 
 
@@ -49,8 +48,7 @@ class PricedNodes:
     """A chip with its variants that are still open, to solve their schedules with more effort."""
 
     chips: Chips
-    chip: int
-    """The chip's position in `chips`."""
+    chip: int  # the chip's position in `chips`
     variants: Ints
     priced: PricedChips | None = None
     """Prices of all the chips; None in another process than the one that computed them."""
@@ -74,67 +72,55 @@ class ChipNodes:
     forward_s: Floats  # (nodes, operators of the blocks' forward passes)
     hbm_bytes: Floats  # (nodes,): per microbatch on a device
     glb_bytes: Floats
-    priced: PricedNodes | None = None
-    """Where schedules may be solved with more effort."""
+    priced: PricedNodes | None = None  # where schedules may be solved with more effort
 
     def position(self, variant: int) -> int:
         return int(np.flatnonzero(self.variant == variant)[0])
 
 
-@dataclass(frozen=True, eq=False)
-class BoundedChips:
-    """Chips after the schedule bound."""
-
-    lower_s: Floats
-    """(chips, variants): lower bound on the step time."""
-    nodes: dict[int, ChipNodes]
-    """By position: the chips that could still become the best."""
-
-
-def raise_by_floors(
-    context: SearchContext, chips: Chips, rows: Floats, open_: NDArray[np.bool_]
-) -> None:
+def raise_by_floors(context: SearchContext, chips: Chips, rows: Floats, open_: Bools) -> None:
     """Raise the open nodes' bounds to the floors of their operators, which the cost model computes
     without a mapping search. They also hold for chips with the same cores and arrays and no more
-    lanes, clock, buffer or bandwidth.
-    """
+    lanes, clock, buffer or bandwidth."""
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     # Floors under a limit on power are not lowest on the fastest chip.
     context = replace(context, setting=replace(context.setting, limit=None))
     least_s = _Nodes.of(context, chips, chip, variant, floors=True).floors()
-    step_s = context.layouts.step_s(least_s, variant)
-    rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
+    rows[chip, variant] = np.maximum(rows[chip, variant], context.layouts.step_s(least_s, variant))
 
 
 def bound_chips(
     context: SearchContext,
     chips: Chips,
     rows: Floats,
-    open_: NDArray[np.bool_],
+    open_: Bools,
     threshold: Floats,
     cutoff_s: Floats,
     keep_prices: bool = False,
-) -> BoundedChips:
+) -> tuple[Floats, dict[int, ChipNodes]]:
     """Compute operator costs and schedule bounds of the open nodes, cheap ones first, each only for
     nodes still open. A chip must score above its threshold (before its price); with one model its
     step must be below `cutoff_s`.
+
+    Return the lower bounds on step times (chips, variants), and by position the chips that could
+    still become the best.
     """
     # Contiguous: another memory layout would compile the kernels a second time.
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     rows = rows.copy()
 
-    def hopeful(least_s: Floats) -> NDArray[np.bool_]:
+    def hopeful(least_s: Floats) -> Bools:
         """Raise the bounds by these layer times; return which nodes are still open."""
         step_s = context.layouts.step_s(least_s, variant)
         rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
-        beats: NDArray[np.bool_] = (context.rule.scores(rows) > threshold)[chip]
+        beats: Bools = (context.rule.scores(rows) > threshold)[chip]
         return beats & (rows[chip, variant] < cutoff_s[chip])
 
     if cost_model(chips, context.setting.profile).floors is not None:
         open_nodes = hopeful(_Nodes.of(context, chips, chip, variant, floors=True).floors())
         chip, variant = chip[open_nodes], variant[open_nodes]
     if len(chip) == 0:
-        return BoundedChips(rows, {})
+        return rows, {}
     nodes = _Nodes.of(context, chips, chip, variant)
     open_nodes = hopeful(nodes.floors())
     chip, variant, nodes = chip[open_nodes], variant[open_nodes], nodes.subset(open_nodes)
@@ -150,20 +136,13 @@ def bound_chips(
     nodes_by_chip = {}
     for position in np.unique(chip):
         span = slice(*np.searchsorted(chip, [position, position + 1]))
-        nodes_by_chip[int(position)] = ChipNodes(
-            float(chips.hbm_capacity_bytes[position]),
-            float(chips.stream_Bps[position]),
-            variant[span],
-            lower[span],
-            upper[span],
-            forward[span],
-            hbm[span],
-            glb[span],
-            PricedNodes(priced.chips, int(nodes.chip[span.start]), nodes.numbers, priced)
-            if keep_prices
-            else None,
-        )
-    return BoundedChips(rows, nodes_by_chip)
+        memory = float(chips.hbm_capacity_bytes[position]), float(chips.stream_Bps[position])
+        columns: list[Any] = [part[span] for part in (variant, lower, upper, forward, hbm, glb)]
+        if keep_prices:
+            single = int(nodes.chip[span.start])
+            columns.append(PricedNodes(priced.chips, single, nodes.numbers, priced))
+        nodes_by_chip[int(position)] = ChipNodes(*memory, *columns)
+    return rows, nodes_by_chip
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,8 +153,7 @@ class _Nodes:
     repeats: Floats
     chip: Ints
     variant: Ints
-    numbers: Ints
-    """Numbers of the priced variants among all."""
+    numbers: Ints  # numbers of the priced variants among all
 
     @staticmethod
     def of(
@@ -193,35 +171,32 @@ class _Nodes:
         )  # fmt: skip
         return _Nodes(priced, repeats, chip, variant, part)
 
-    def subset(self, chosen: NDArray[np.bool_]) -> _Nodes:
+    def subset(self, chosen: Bools) -> _Nodes:
         return replace(self, chip=self.chip[chosen], variant=self.variant[chosen])
 
     def floors(self) -> Floats:
         return self.priced.floors(self.chip, self.variant)
 
 
-@dataclass(frozen=True, eq=False)
-class ChipTask:
-    """A chip to place, with the incumbent when the task was sent."""
-
-    nodes: ChipNodes
-    trial: Trial
+ChipTask = tuple[ChipNodes, Trial]  # A chip to place, with the incumbent when the task was sent
 
 
 def place_chips(context: SearchContext, tasks: Sequence[ChipTask]) -> list[SolvedPlacements]:
     """Return the placements that the trial of every chip needs; see `trial.try_chip`."""
-    return [_placements_of_trial(context, task) for task in tasks]
+    return [_placements_of_trial(context, nodes, trial) for nodes, trial in tasks]
 
 
-def _placements_of_trial(context: SearchContext, task: ChipTask) -> SolvedPlacements:
+def _placements_of_trial(
+    context: SearchContext, nodes: ChipNodes, trial: Trial
+) -> SolvedPlacements:
     placements: SolvedPlacements = {}
 
     def record(kind: str, variant: int, limit: float) -> Division | None:
-        division = place_node(context, task.nodes, kind, variant, limit)
+        division = place_node(context, nodes, kind, variant, limit)
         placements[(kind, variant)] = (limit, division)
         return division
 
-    try_chip(context.rule, task.trial, record)
+    try_chip(context.rule, trial, record)
     return placements
 
 
@@ -252,23 +227,17 @@ def linear_pass_s(context: SearchContext, nodes: ChipNodes, variant: int) -> tup
     if variant not in of.pass_s:
         node = of.priced.variants.variants[int(np.searchsorted(of.variants, variant))]
         schedules = of.priced.schedules(of.chip, node, "linear", context.rule.tolerance / 4.0)
-        passes = [schedule for pair in schedules for schedule in pair]
-        of.pass_s[variant] = of.priced.pass_bounds(of.chip, node, passes)
+        of.pass_s[variant] = of.priced.pass_bounds(of.chip, node, schedules)
     return of.pass_s[variant]
-
-
-Schedules = list[tuple[Schedule, Schedule]]
-"""Forward and backward schedules of every layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class SolvedNode:
     """A node whose schedules were solved with more effort."""
 
-    least_s: float
-    """Lower bound on its step time; infinite where nothing fits."""
+    least_s: float  # lower bound on its step time; infinite where nothing fits
     division: Division | None
-    schedules: Schedules
+    schedules: list[Schedule]  # forward and backward schedules of every layer
     pass_s: Floats
     hbm_bytes: float
     glb_bytes: float
@@ -282,16 +251,12 @@ def solve_node(
     priced = PricedChips.of(chip, single, context.setting, work)
     node, tolerance = single.variants[0], context.rule.tolerance / 4.0
     schedules = priced.schedules(0, node, effort, tolerance, limit_s, context.stop)
-    passes = [schedule for pair in schedules for schedule in pair]
-    lower, upper = priced.pass_bounds(0, node, passes)
-    least, most = (
-        priced.place(0, node, lower, most_s=upper),
-        priced.place(0, node, upper),
-    )
+    lower, upper = priced.pass_bounds(0, node, schedules)
+    least = priced.place(0, node, lower, most_s=upper)
     hbm, glb = variant_traffic(priced, repeats)
     return SolvedNode(
         least_s=np.inf if least is None else least.step_time_s,
-        division=most,
+        division=priced.place(0, node, upper),
         schedules=schedules,
         pass_s=upper,
         hbm_bytes=float(hbm[0, 0]),

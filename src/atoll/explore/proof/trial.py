@@ -8,7 +8,7 @@ reuses nearly all of them. So results equal those of a single process, bit for b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.bound_checks import check_step, variant_name
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.product_space import ProductSpace
-from atoll.hardware.space import DesignSpace
+from atoll.hardware.product_space import SearchedSpace
 from atoll.placement.chain import Division
 
 SolvedPlacements = dict[tuple[str, int], tuple[float, Division | None]]
@@ -36,12 +35,10 @@ SolvePlacement = Callable[[str, int, float], Division | None]
 class Rule:
     """The scoring of designs from their step times."""
 
-    by_model: tuple[Ints, ...]
-    """Variant numbers by model."""
+    by_model: tuple[Ints, ...]  # variant numbers by model
     objective: Objective
     tolerance: float
-    names: tuple[str, ...]
-    """Descriptions of the variants."""
+    names: tuple[str, ...]  # descriptions of the variants
 
     @staticmethod
     def of(variants: Variants, objective: Objective, tolerance: float) -> Rule:
@@ -49,9 +46,7 @@ class Rule:
         names = tuple(variant_name(variants, variant) for variant in variants.variants)
         return Rule(by_model, objective, tolerance, names)
 
-    def memories(
-        self, space: DesignSpace | ProductSpace, setting: SearchSetting
-    ) -> list[tuple[Hbm, ...]]:
+    def memories(self, space: SearchedSpace, setting: SearchSetting) -> list[tuple[Hbm, ...]]:
         """Return the HBM options of a space, grouped by bandwidth or separately."""
         return memories(space.hbm_options, setting.profile, self.objective.by_memory)
 
@@ -65,39 +60,30 @@ class Rule:
 class Trial:
     """A chip's bounds and plans before the trial, and the score to beat."""
 
-    chip: str
-    """Description of the chip."""
+    chip: str  # description of the chip
     lower_s: Floats  # (variants,): lower bound on the step time
-    best_step_s: Mapping[int, float]
-    """Step time of the best plan so far on this chip, by model."""
-    score: float
-    """Score to beat, before the price."""
-    cutoff_s: float
-    """With one model: the step time that must be beaten."""
-    plans_only: bool = False
-    """Solve plans only, not bounds, whatever the incumbent is."""
+    best_step_s: Mapping[int, float]  # step time of the best plan so far on this chip, by model
+    score: float  # score to beat, before the price
+    cutoff_s: float  # with one model: the step time that must be beaten
+    plans_only: bool = False  # solve plans only, not bounds, whatever the incumbent is
     tolerance: float | None = None
     """For plans near the optimum of the chip itself, from schedules solved with linear effort:
     how far they may be from it. None: the tolerance of the search, with quick schedules."""
 
 
-@dataclass(frozen=True, eq=False)
-class TrialPlacements:
-    """The bounds and placements of a trial."""
-
-    lower_s: Floats
-    divisions: Mapping[int, tuple[int, Division]] = field(default_factory=dict)
-    """By model: variant and placement of a plan better than the one before."""
-
-
-def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> TrialPlacements:
-    """Solve the placements that could improve the incumbent, the most promising first."""
+def try_chip(
+    rule: Rule, trial: Trial, solve_placement: SolvePlacement
+) -> tuple[Floats, dict[int, tuple[int, Division]]]:
+    """Solve the placements that could improve the incumbent, the most promising first. Return the
+    bounds, and by model the variant and placement of a plan better than the one before."""
     lower_s = trial.lower_s.copy()
     best_s = dict(trial.best_step_s)
     divisions: dict[int, tuple[int, Division]] = {}
     cutoff, score = trial.cutoff_s, trial.score
     linear = trial.tolerance is not None
-    kinds = _bounding_kinds(trial)
+    # Placements whose step times bound a node's, in rising order of cost.
+    kinds: tuple[str, ...] = ("lower", "linear lower") if linear else ("lower",)
+    kinds = () if trial.plans_only else kinds
     slack = 1.0 + (rule.tolerance if trial.tolerance is None else trial.tolerance)
     for model, variants in enumerate(rule.by_model):
         for variant in variants[np.argsort(lower_s[variants], kind="stable")].tolist():
@@ -116,11 +102,8 @@ def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> Trial
                     kinds = ("linear lower",)
             if least is None and not trial.plans_only:
                 continue
-            most = (
-                solve_placement("linear upper", variant, own_limit)
-                if linear
-                else solve_placement("upper", variant, limit)
-            )
+            upper = ("linear upper", variant, own_limit) if linear else ("upper", variant, limit)
+            most = solve_placement(*upper)
             if most is None:
                 continue
             check_step(lower_s[variant], most.step_time_s, trial.chip, rule.names[variant])
@@ -133,14 +116,7 @@ def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> Trial
                 score = max(score, float(rule.objective.scores(times)[0]))
         if rule.scores(lower_s[None, :])[0] <= score * slack:
             break
-    return TrialPlacements(lower_s, divisions)
-
-
-def _bounding_kinds(trial: Trial) -> tuple[str, ...]:
-    """Return the placements whose step times bound a node's, in rising order of cost."""
-    if trial.plans_only:
-        return ()
-    return ("lower",) if trial.tolerance is None else ("lower", "linear lower")
+    return lower_s, divisions
 
 
 def replayed(recorded: SolvedPlacements, solve_placement: SolvePlacement) -> SolvePlacement:

@@ -35,10 +35,8 @@ PARTS = (
 
 def equal_cells(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
     """Number of bf16 cells with the area of the chip's cells."""
-    narrow = np.maximum(
-        chips["fp8_cells"] * physics.fp8_cell, chips["fp4_cells"] * physics.fp4_cell
-    )
-    return np.maximum(chips["bf16_cells"] * chips["matrix_units"], narrow)
+    fp8, fp4 = chips["fp8_cells"] * physics.fp8_cell, chips["fp4_cells"] * physics.fp4_cell
+    return np.maximum(chips["bf16_cells"] * chips["matrix_units"], np.maximum(fp8, fp4))
 
 
 def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Floats]:

@@ -54,8 +54,7 @@ deviations) of five clusters (Sinha et al., "Not All GPUs Are Created Equal", SC
 @lru_cache(maxsize=256)
 def slowest_of(devices: int) -> float:
     """Return the expected time of the slowest of so many devices over the mean one's: the expected
-    largest of n normal values is at the quantile (n - 3/8) / (n + 1/4) (Blom 1958).
-    """
+    largest of n normal values is at the quantile (n - 3/8) / (n + 1/4) (Blom 1958)."""
     from statistics import NormalDist  # which single devices do not need
 
     quantile = (devices - 0.375) / (devices + 0.25) if devices > 1 else 0.5
@@ -70,8 +69,7 @@ class Rates:
     dram: float = 0.0
     cache: float = 0.0
     vector: float = 0.0
-    data: str = "normal"
-    """What the operands hold: normal, small, half-zeros or zeros."""
+    data: str = "normal"  # what the operands hold: normal, small, half-zeros or zeros
 
 
 def device_W(
@@ -144,12 +142,10 @@ def training_W(
 class NodeLoad:
     """Devices of a node and their load."""
 
-    devices: int
-    """Total over all nodes."""
+    devices: int  # total over all nodes
     per_node: int
     limit_W: float
-    fixed_batch: bool
-    """Fine-tuning with a batch that does not grow with the devices."""
+    fixed_batch: bool  # fine-tuning with a batch that does not grow with the devices
     at_wall: bool
     in_liquid: bool
 

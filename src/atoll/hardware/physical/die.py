@@ -21,8 +21,7 @@ from atoll.hardware.physical.physical_chip import Columns
 
 WAFER_MM = 300.0
 _MM2_PER_CM2 = 100.0
-_DENSITIES = 24
-"""Gauss-Laguerre nodes: yields agree with the closed form within 1e-9."""
+_DENSITIES = 24  # Gauss-Laguerre nodes: yields agree with the closed form within 1e-9
 Defects = tuple[tuple[float, float], ...]
 """Stated defect densities: (nm, defects per cm2) of each process."""
 

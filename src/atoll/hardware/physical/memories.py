@@ -15,15 +15,12 @@ class Dram:
     """One stack of a generation, or one 64-bit channel of DRAM that is not stacked."""
 
     stacked: bool
-    bandwidth_Bps: float
-    """As shipped in products."""
-    GiB: int = 0
-    """Capacity per stack, as shipped in products."""
+    bandwidth_Bps: float  # as shipped in products
+    GiB: int = 0  # capacity per stack, as shipped in products
     phy_mm2: float = 0.0
     controller_mm2: float = 0.0
     edge_mm: float = 0.0
-    energy: float = 1.0
-    """Energy per bit relative to HBM2."""
+    energy: float = 1.0  # energy per bit relative to HBM2
 
 
 _GB = 1e9

@@ -31,8 +31,7 @@ _NODES = np.array([
     (4.0, 146.0, 0.021, 0.65, 1.21, 0.75, 16000.0, 0.11),
     (3.0, 197.0, 0.021, 0.48, 1.30, 0.75, 19865.0, 0.20),
 ])[::-1]  # fmt: skip
-RETICLE_MM2 = 26.0 * 33.0
-"""Area of a lithography exposure: the largest possible die."""
+RETICLE_MM2 = 26.0 * 33.0  # area of a lithography exposure: the largest possible die
 SMALLEST_NM, LARGEST_NM = float(_NODES[0, 0]), float(_NODES[-1, 0])
 # Figures of a node are known within a factor of 1.15; prices and defects within 1.5.
 _MACRO_N5_MB_PER_MM2, _CELL_N5_UM2 = 31.8, 0.021
@@ -48,11 +47,17 @@ _REFERENCE_MTR_PER_MM2 = float(_NODES[_NODES[:, 0] == _REFERENCE_NM, 1][0])
 
 @dataclass(frozen=True, slots=True)
 class ProcessNodes:
-    """Properties of process nodes, one array entry per design, interpolated when asked for."""
+    """Properties of process nodes, one array entry per design, interpolated when asked for.
+
+    Attributes are those of `_FIGURES`: energy of an operation and clock at the same power relative
+    to 7 nm, and others; and what follows from them.
+    """
 
     log_nm: Floats
 
-    def _figure(self, name: str) -> Floats:
+    def __getattr__(self, name: str) -> Floats:
+        if name not in _LOG_FIGURES:
+            raise AttributeError(name)
         return np.asarray(np.exp(np.interp(self.log_nm, _LOG_NM, _LOG_FIGURES[name])))
 
     @property
@@ -61,39 +66,13 @@ class ProcessNodes:
         return np.asarray(_REFERENCE_MTR_PER_MM2 / self.logic_MTr_per_mm2)
 
     @property
-    def logic_MTr_per_mm2(self) -> Floats:
-        return self._figure("logic_MTr_per_mm2")
-
-    @property
-    def bit_cell_um2(self) -> Floats:
-        return self._figure("bit_cell_um2")
-
-    @property
     def macro_bytes_per_mm2(self) -> Floats:
         macro_Mb = _MACRO_N5_MB_PER_MM2 * _CELL_N5_UM2 / self.bit_cell_um2
         return np.asarray(macro_Mb * 1e6 / 8)
 
     @property
-    def energy(self) -> Floats:
-        """Energy of an operation relative to 7 nm."""
-        return self._figure("energy")
-
-    @property
-    def speed(self) -> Floats:
-        """Clock at the same power relative to 7 nm."""
-        return self._figure("speed")
-
-    @property
-    def voltage_V(self) -> Floats:
-        return self._figure("voltage_V")
-
-    @property
-    def wafer_usd(self) -> Floats:
-        return self._figure("wafer_usd")
-
-    @property
     def defects_per_mm2(self) -> Floats:
-        return np.asarray(self._figure("defects_per_cm2") / 100)
+        return np.asarray(self.defects_per_cm2 / 100)
 
 
 def nodes(process_nm: ArrayLike) -> ProcessNodes:

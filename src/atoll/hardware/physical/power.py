@@ -28,8 +28,7 @@ from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.physical.physical_chip import Columns
 
 _PJ, _BITS = 1e-12, 8
-_OPERAND_BYTES, _RESULT_BYTES = 2, 4
-"""In bf16 and fp32."""
+_OPERAND_BYTES, _RESULT_BYTES = 2, 4  # in bf16 and fp32
 PARTS = ("cells", "operands", "lanes", "shared", "links", "dram", "static")
 
 
@@ -73,9 +72,8 @@ def dynamic_parts_W(
 
 def power_parts_W(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Floats]:
     """Power by part at the load of a rating, without a limit, in the order of `PARTS`."""
-    bit = physics.dram_pJ_per_bit * np.where(
-        chips["stacks"] > 0, chips["dram_energy"], physics.other_dram
-    )
+    relative = np.where(chips["stacks"] > 0, chips["dram_energy"], physics.other_dram)
+    bit = physics.dram_pJ_per_bit * relative
     traffic = physics.dram_share * chips["dram_Bps"] * _BITS * bit * _PJ
     return dynamic_parts_W(chips, physics) | {
         "dram": chips["stacks"] * physics.hbm_stack_W + traffic,

@@ -43,8 +43,7 @@ class Prices:
 
 
 USUAL_PRICES = published(Prices)
-_OPTICAL = 0.25
-"""Share of a torus's cables that close its 4 x 4 x 4 cubes."""
+_OPTICAL = 0.25  # share of a torus's cables that close its 4 x 4 x 4 cubes
 
 
 def with_links(prices: Prices, topology: Topology, link_Bps: float, devices: int) -> Prices:

@@ -90,8 +90,7 @@ def peak_power_W(chip: Accelerator) -> float:
 
 
 def rated_power_W(chip: Accelerator) -> float:
-    """Thermal design power as `atoll validate --chips` predicts it; `peak_power_W` where a template
-    has no ratings."""
+    """Thermal design power as in `atoll validate --chips`; else `peak_power_W`."""
     rating_W = chip_template(chip).rating_W
     if rating_W is None:
         return peak_power_W(chip)

@@ -11,19 +11,24 @@ Chips of `physical-links` differ in their links as well: SerDes take area and ed
 their bandwidth, and are part of its rating. What they are worth depends on the network that they
 make up (`fabric.topology`). Those of `physical-banks` differ in the banks and ports of their shared
 buffer, which say what it serves and take area and energy (`hardware.physical.banks`). Those of
-`physical-dies` have one to four dies per package, links between them (`hardware.silicon.dies`) and
-spare cores.
+`physical-dies` have one to four dies per package, links between them and spare cores.
 
 Chips of `gpu-like-4nm` and others are multiprocessors behind a cache, as GPUs: each has one array
 as wide and deep as its tensor cores' instructions, threaded lanes, registers and shared memory.
 They lose what GPUs lose (`hardware.template.stalls.CACHED`): launches, waits for outputs, and work
 that does not divide evenly among the multiprocessors.
+
+Of a package with several dies, every die has an equal share of cores, shared buffer and HBM stacks,
+and its part of the buffer caches its own stacks, as in MI300X and B200. Addresses are interleaved
+over dies, so of n dies a share (n - 1) / n of the bytes that cores take from the shared buffer
+crosses a link. Links with L bytes per second in all, both ways, let the buffer serve at most
+L n / (n - 1). One die has no such limit. Traffic between HBM and the buffer stays on its die.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from atoll.base.arrays import Floats
-from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
+from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, KIB, MIB, Hbm
 from atoll.hardware.energy import STACK_BYTES
 from atoll.hardware.physical import banks
 from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
@@ -47,7 +52,6 @@ from atoll.hardware.physical.power import (
     shared_pJ_per_byte,
     voltage,
 )
-from atoll.hardware.silicon import dies
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import CACHED, SCRATCHPAD, Stalls
 from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel, unchanged_columns
@@ -55,8 +59,7 @@ from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel, 
 PROCESSES_NM = (28, 16, 12, 7, 5, 4, 3)
 GPU_NM = (7, 5, 4, 3)
 GPU = "gpu-like"
-LINKS_BPS = 300e9
-"""One way, of all links: the A100's and TPU v4's."""
+LINKS_BPS = 300e9  # one way, of all links: the A100's and TPU v4's
 BUDGET_MM2, BUDGET_W = 600.0, 400.0
 """TPU v4's die and an A100's module: large, air-cooled, and a third below the reticle's 858 mm2."""
 DIES_MM2, DIES_W = 1600.0, 1000.0
@@ -130,12 +133,58 @@ def physical_memories(*generations: str) -> tuple[Hbm, ...]:
 
 
 def template_memories(template: ChipTemplate) -> tuple[Hbm, ...]:
-    """Memories of a physical template's own space: the generations that its process was built
-    with."""
+    """Memories of a physical template's own space: those that its process was built with."""
     return physical_memories(*_GENERATIONS.get(template.process_nm, ()))
 
 
-def physical_columns(process_nm: float | None, physics: Physics, chips: Columns) -> PhysicalColumns:
+@dataclass(frozen=True, slots=True)
+class _Silicon:
+    """What follows for chips of a template from its process (None: that of each chip), the
+    constants and the stated defects."""
+
+    process_nm: float | None
+    physics: Physics
+    defects: Defects
+
+    def area_parts(self, chips: Columns) -> dict[str, Floats]:
+        """Area by part, without HBM interfaces, which belong to the memory."""
+        parts = area_parts_mm2(self._described(chips), self.physics)
+        shape = np.shape(chips["clock_Hz"])
+        return {
+            f"{name}_mm2": np.broadcast_to(parts[name], shape)
+            for name in PARTS
+            if name != "dram" and (name != "cache" or np.any(parts[name]))
+        }
+
+    def area_mm2(self, chips: Columns) -> Floats:
+        return total(self.area_parts(chips).values())
+
+    def power_W(self, chips: Columns, _: EnergyModel | None = None) -> Floats:
+        """Power of cores, shared buffer and links with random data."""
+        return self.rating_W(chips, self.physics.sustained)
+
+    def rating_W(self, chips: Columns, load: float = 1.0) -> Floats:
+        """The same at the load of a rating."""
+        return total(dynamic_parts_W(self._described(chips), self.physics, load).values())
+
+    def dies_usd(self, chips: Columns, area_mm2: Floats) -> Floats:
+        """Return the price of the good dies of each package."""
+        return package_dies_usd(self._described(chips), area_mm2, self.physics, self.defects)
+
+    def voltage(self, clock_Hz: Floats, process_nm: Floats) -> Floats:
+        return voltage(clock_Hz, self.process_nm or process_nm, self.physics)
+
+    def edge_mm(self, chips: Columns) -> Floats:
+        """Die edge that links occupy."""
+        return np.asarray(chips["link_Bps"] / (1e9 * self.physics.serdes_GBps_per_mm))
+
+    def _described(self, chips: Columns) -> PhysicalColumns:
+        return _physical_columns(self.process_nm, self.physics, chips)
+
+
+def _physical_columns(
+    process_nm: float | None, physics: Physics, chips: Columns
+) -> PhysicalColumns:
     """Chips of a template as chips of the physical model, without their memory."""
     tensor, vector = chips["tensor_cores"], chips["vector_cores"]
     width, depth, lanes = chips["width"], chips["depth"], chips["vector_width"]
@@ -149,8 +198,8 @@ def physical_columns(process_nm: float | None, physics: Physics, chips: Columns)
         wide_Bpc = banks.port_bytes_per_clock(chips)
         energy = bank_energy(physics, chips)
     if "die_link_Bps" in chips:
-        wide_Bpc = dies.buffer_bytes_per_clock(chips)
-        energy = dies.crossing_energy(physics, chips)
+        wide_Bpc = buffer_bytes_per_clock(chips)
+        energy = crossing_energy(physics, chips)
     on_dies = chips.get("dies", np.ones(1))
     threaded = chips.get("threaded", np.zeros(1))
     described = {
@@ -177,40 +226,28 @@ def physical_columns(process_nm: float | None, physics: Physics, chips: Columns)
     return base | {name: np.asarray(values, np.float64) for name, values in described.items()}
 
 
-def _area_parts(process_nm: float | None, physics: Physics, chips: Columns) -> dict[str, Floats]:
-    """Area by part, without HBM interfaces, which belong to the memory."""
-    parts = area_parts_mm2(physical_columns(process_nm, physics, chips), physics)
-    shape = np.shape(chips["clock_Hz"])
-    return {
-        f"{name}_mm2": np.broadcast_to(parts[name], shape)
-        for name in PARTS
-        if name != "dram" and (name != "cache" or np.any(parts[name]))
-    }
+def buffer_bytes_per_clock(chips: Columns) -> Floats:
+    """Return what the banks of all dies serve, 128 bytes per clock and MiB as in the A100's L2."""
+    return np.asarray(GLB_BPC_PER_MIB * chips["glb_bytes"] / MIB)
 
 
-def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> Floats:
-    return total(_area_parts(process_nm, physics, chips).values())
+def crossing_bytes_per_clock(chips: Columns) -> Floats:
+    """Return what the shared buffer serves to the cores of all dies."""
+    crossing_Bpc = chips["die_link_Bps"] / chips["clock_Hz"]
+    with np.errstate(divide="ignore"):
+        most_Bpc = np.where(crossing_share(chips) > 0, crossing_Bpc / crossing_share(chips), np.inf)
+    return np.minimum(buffer_bytes_per_clock(chips), most_Bpc)
 
 
-def _power_W(
-    process_nm: float | None, physics: Physics, chips: Columns, _: EnergyModel | None = None
-) -> Floats:
-    """Power of cores, shared buffer and links with random data."""
-    described = physical_columns(process_nm, physics, chips)
-    return total(dynamic_parts_W(described, physics, physics.sustained).values())
+def crossing_share(chips: Columns) -> Floats:
+    """Return the share of the shared buffer's bytes that crosses a link between dies."""
+    return 1.0 - 1.0 / np.asarray(chips["dies"], np.float64)
 
 
-def _rating_W(process_nm: float | None, physics: Physics, chips: Columns) -> Floats:
-    """The same at the load of a rating."""
-    return total(dynamic_parts_W(physical_columns(process_nm, physics, chips), physics).values())
-
-
-def _dies_usd(
-    process_nm: float | None, physics: Physics, stated: Defects, chips: Columns, area_mm2: Floats
-) -> Floats:
-    """Return the price of the good dies of each package."""
-    described = physical_columns(process_nm, physics, chips)
-    return package_dies_usd(described, area_mm2, physics, stated)
+def crossing_energy(physics: Physics, chips: Columns) -> Floats:
+    """Return the energy of a byte of the shared buffer over that on one die."""
+    link_pJ = physics.die_link_pJ_per_bit * _BITS
+    return 1.0 + crossing_share(chips) * link_pJ / shared_pJ_per_byte(chips["process_nm"], physics)
 
 
 def bank_energy(physics: Physics, chips: Columns) -> Floats:
@@ -218,17 +255,6 @@ def bank_energy(physics: Physics, chips: Columns) -> Floats:
     bank_pJ = physics.sram_pJ_per_byte * nodes(chips["process_nm"]).energy
     usual_pJ = shared_pJ_per_byte(chips["process_nm"], physics)
     return np.asarray(1.0 + (banks.energy(chips, physics) - 1.0) * bank_pJ / usual_pJ)
-
-
-def _voltage(
-    given_nm: float | None, physics: Physics, clock_Hz: Floats, process_nm: Floats
-) -> Floats:
-    return voltage(clock_Hz, given_nm or process_nm, physics)
-
-
-def _edge_mm(physics: Physics, chips: Columns) -> Floats:
-    """Die edge that links occupy."""
-    return np.asarray(chips["link_Bps"] / (1e9 * physics.serdes_GBps_per_mm))
 
 
 class _Kind(NamedTuple):
@@ -250,10 +276,21 @@ def _multiprocessors(columns: Columns) -> Columns:
 _NODE = Parameter(
     "process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True, repriced=True
 )
-_CLOCK = Parameter(
-    "clock_Hz", "Clock", (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9, 1.6e9, 1.8e9, 2.1e9),
-    kind="frequency", key="clock", unit="GHz", per=1e9, optional=True,
-)  # fmt: skip
+
+
+def clock_parameter(*values_Hz: float) -> Parameter:
+    return Parameter(
+        "clock_Hz", "Clock", values_Hz, kind="frequency", key="clock", unit="GHz", per=1e9,
+        optional=True,
+    )  # fmt: skip
+
+
+def buffer_parameter(label: str, *sizes_MiB: int) -> Parameter:
+    sizes = tuple(size * MIB for size in sizes_MiB)
+    return Parameter("glb_bytes", label, sizes, kind="bytes", key="glb", unit="MiB", per=MIB)
+
+
+_CLOCK = clock_parameter(0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9, 1.6e9, 1.8e9, 2.1e9)
 _MULTIPROCESSORS = (
     Parameter("tensor_cores", "Multiprocessors", (32, 48, 64, 80, 96, 108, 120, 132, 144, 160)),
     Parameter("width", "Tile columns", (64, 128, 256)),
@@ -267,10 +304,7 @@ _MULTIPROCESSORS = (
         "register_bytes", "Registers", (256 * KIB,), kind="bytes", key="registers", unit="KiB",
         per=KIB, silicon=True, optional=True,
     ),
-    Parameter(
-        "glb_bytes", "L2", tuple(size * MIB for size in (16, 32, 48, 64, 96, 128)), kind="bytes",
-        key="glb", unit="MiB", per=MIB,
-    ),
+    buffer_parameter("L2", 16, 32, 48, 64, 96, 128),
     _CLOCK,
 )  # fmt: skip
 """A100: 128 x 8 (four tensor cores of 256 multiply-adds), H100: 128 x 16, B200: 128 x 32; 164 and
@@ -299,25 +333,22 @@ _KINDS = {
             "spare_cores", "Spare cores", (0,), kind="spares", unit="per die", silicon=True,
             repriced=True, optional=True,
         ),
-    ), lambda physics: Banked(dies.bytes_per_clock, partial(dies.crossing_energy, physics))),
+    ), lambda physics: Banked(crossing_bytes_per_clock, partial(crossing_energy, physics))),
 }  # fmt: skip
 
 
 def physical_template(
-    process_nm: float | None,
-    physics: Physics = PUBLISHED,
-    kind: str = "",
-    defects: Defects = (),
+    process_nm: float | None, physics: Physics = PUBLISHED, kind: str = "", defects: Defects = ()
 ) -> ChipTemplate:
     """The template of a process, under these constants; without one, of several, also with links
     of several bandwidths, several banks or several dies."""
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
     of_kind, is_gpu = _KINDS[kind], kind == GPU
     where = f"several processes{of_kind.about}" if process_nm is None else f"{process_nm:g} nm"
     name = f"physical-{kind}" if kind else "physical"
     cores = "Multiprocessors behind a cache, as GPUs," if is_gpu else "Systolic chips"
+    silicon = _Silicon(process_nm, physics, defects)
     return ChipTemplate(
         name=name if process_nm is None else f"{of_kind.name}-{process_nm:g}nm",
         about=f"{cores} in {where}, with all that a die has (docs/chips.md).",
@@ -329,23 +360,21 @@ def physical_template(
             Parameter("width", "Array width", sides),
             Parameter("depth", "Array depth", sides),
             Parameter("vector_width", "Vector width", (128, 512, 2048), unit="lanes"),
-            Parameter(
-                "glb_bytes", "Shared buffer", buffers, kind="bytes", key="glb", unit="MiB", per=MIB
-            ),
+            buffer_parameter("Shared buffer", 8, 16, 32, 48, 64, 96, 128, 192, 256),
             _CLOCK,
         ),
         machine=_multiprocessors if is_gpu else unchanged_columns,
-        area_mm2=partial(_area_mm2, process_nm, physics),
-        area_parts=partial(_area_parts, process_nm, physics),
-        power_W=partial(_power_W, process_nm, physics),
-        rating_W=partial(_rating_W, process_nm, physics),
-        edge_mm=partial(_edge_mm, physics) if kind == "links" else None,
+        area_mm2=silicon.area_mm2,
+        area_parts=silicon.area_parts,
+        power_W=silicon.power_W,
+        rating_W=silicon.rating_W,
+        edge_mm=silicon.edge_mm if kind == "links" else None,
         banked=of_kind.banked(physics),
         energy=physical_energy(process_nm or _USUAL_NM, physics, threaded=is_gpu),
         energies=None if process_nm else partial(physical_energy, physics=physics),
-        voltage=partial(_voltage, process_nm, physics),
+        voltage=silicon.voltage,
         process_nm=process_nm,
-        dies_usd=partial(_dies_usd, process_nm, physics, defects),
+        dies_usd=silicon.dies_usd,
         defects=defects,
         stalls=of_kind.stalls,
         budget_mm2=DIES_MM2 if kind == "dies" else BUDGET_MM2,

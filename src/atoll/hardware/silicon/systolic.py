@@ -6,10 +6,10 @@ PHAZE's kind of chip (ICML 2024); its lists are those of PHAZE's space.
 from __future__ import annotations
 
 from atoll.base.registry import Registry
-from atoll.hardware.accelerator import GIB, MIB
+from atoll.hardware.accelerator import GIB
 from atoll.hardware.area import columns_area_mm2, columns_area_parts
 from atoll.hardware.energy import die_power_W
-from atoll.hardware.silicon.physical import PHYSICAL
+from atoll.hardware.silicon.physical import PHYSICAL, buffer_parameter, clock_parameter
 from atoll.hardware.template.parameter import Parameter
 from atoll.hardware.template.template import ChipTemplate
 
@@ -27,25 +27,8 @@ SYSTOLIC = ChipTemplate(
         Parameter("width", "Array width", _SIDES),
         Parameter("depth", "Array depth", _SIDES),
         Parameter("vector_width", "Vector width", _SIDES, unit="lanes", tied="width"),
-        Parameter(
-            "glb_bytes",
-            "Shared buffer",
-            tuple(2**k * MIB for k in range(1, 8)),
-            kind="bytes",
-            key="glb",
-            unit="MiB",
-            per=MIB,
-        ),
-        Parameter(
-            "clock_Hz",
-            "Clock",
-            (CLOCK_HZ,),
-            kind="frequency",
-            key="clock",
-            unit="GHz",
-            per=1e9,
-            optional=True,
-        ),
+        buffer_parameter("Shared buffer", *(2**k for k in range(1, 8))),
+        clock_parameter(CLOCK_HZ),
     ),
     area_mm2=columns_area_mm2,
     area_parts=columns_area_parts,

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-Columns = Mapping[str, NDArray[Any]]
-"""Arrays by parameter name, one value per design."""
+Columns = Mapping[str, NDArray[Any]]  # arrays by parameter name, one value per design
 
 
 @dataclass(frozen=True, slots=True)

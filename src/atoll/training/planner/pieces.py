@@ -1,7 +1,7 @@
 """The expensive parts of a plan: bounds of a family, and estimates of the layouts of a variant.
 
 A piece is a pure function from plain data to plain data (JSON), so a run's store can save it and
-worker processes can compute it in advance (`executors.pieces`). Bounds are millions of numbers that
+worker processes can compute it in advance (`executors.crew`). Bounds are millions of numbers that
 are fast to compute, so they are not stored.
 """
 

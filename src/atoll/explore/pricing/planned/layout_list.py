@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, islice, product
 from math import gcd
 from operator import mul
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from atoll.fabric.network import Network
 from atoll.step.layout import Layout, divisors
@@ -18,33 +19,26 @@ if TYPE_CHECKING:
     from atoll.explore.pricing.workloads import Variant
 
 
-class Allowed(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class AllowedLayouts:
     """The part of a search setting that determines the layouts."""
 
-    @property
-    def network(self) -> Network: ...
-    @property
-    def states(self) -> States: ...
-    @property
-    def devices(self) -> int: ...
-    @property
-    def recompute(self) -> str: ...
-    @property
-    def zero(self) -> tuple[int, ...]: ...
-    @property
-    def orders(self) -> tuple[str, ...]: ...
-    @property
-    def hsdp(self) -> tuple[int, ...]: ...
-    @property
-    def vpp(self) -> tuple[int, ...]: ...
+    network: Network
+    states: States
+    devices: int
+    recompute: str
+    zero: tuple[int, ...] = (0,)
+    orders: tuple[str, ...] = ("1f1b",)
+    hsdp: tuple[int, ...] = (1,)  # replicas of ZeRO's sharding group; empty: any
+    vpp: tuple[int, ...] = ()
+    """Chunks per stage of the interleaved schedule; empty: those that divide evenly."""
 
 
 def listed_layouts(
-    allowed: Allowed, variant: Variant, chain: ChainWork, ends: int
+    allowed: AllowedLayouts, variant: Variant, chain: ChainWork, ends: int
 ) -> Iterator[Layout]:
     """Yield the layouts whose degrees divide the devices and the batch, with the largest possible
-    dp, for every split of the blocks into stages that `splits` returns.
-    """
+    dp, for every split of the blocks into stages that `splits` returns."""
     blocks, batch, folded = chain.blocks, variant.microbatches, variant.ep * variant.etp
     make = partial(
         Layout, tp=variant.tp, cp=variant.cp, ep=variant.ep, etp=variant.etp, sp=variant.sp,
@@ -52,35 +46,27 @@ def listed_layouts(
     )  # fmt: skip
     for pp in range(1, blocks + ends + 1):  # embedding and head may have own stages
         most, rest = divmod(allowed.devices, variant.width * pp)
-        degrees = [
-            d
-            for d in range(1, most + 1)
-            if most % d == 0 and batch % d == 0 and d * variant.width % folded == 0
-        ]
-        if rest or not degrees:
+        shared = divisors(gcd(most, batch)) if most and not rest else ()
+        dp = max((d for d in shared if d * variant.width % folded == 0), default=0)
+        if not dp:
             continue
-        dp = degrees[-1]
-        divided = tuple(_divided(allowed, variant, pp, dp))
+        replicas = _replicas(allowed, variant, dp)
+        divided = [
+            (zero, n)
+            for zero in allowed.zero
+            for n in (replicas if zero != 2 or pp == 1 else ())
+            if zero or n == 1
+        ]
         for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
-            ways = splits(chain, order, pp, vpp)
-            for split, (zero, hsdp) in product(ways, divided):
+            for split, (zero, hsdp) in product(splits(chain, order, pp, vpp), divided):
                 yield make(
                     dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order, blocks=split
                 )
 
 
-def _divided(allowed: Allowed, variant: Variant, pp: int, dp: int) -> Iterator[tuple[int, int]]:
-    """Yield pairs of `zero` and `hsdp`, with `hsdp` ascending for each ZeRO stage."""
-    replicas = _replicas(allowed, variant, dp)
-    for zero in allowed.zero:
-        if zero != 2 or pp == 1:
-            yield from ((zero, n) for n in replicas if zero or n == 1)
-
-
-def _replicas(allowed: Allowed, variant: Variant, dp: int) -> list[int]:
+def _replicas(allowed: AllowedLayouts, variant: Variant, dp: int) -> list[int]:
     """Return the values of `hsdp` to try: those given, or 1 and, for each unit of the network, the
-    smallest whose sharding groups fit in it. Larger values divide less and use no faster link.
-    """
+    smallest whose sharding groups fit in it. Larger values divide less and use no faster link."""
     ranks = dp * variant.cp
     shared = divisors(gcd(ranks, ranks * variant.tp // (variant.ep * variant.etp)))
     if allowed.hsdp:
@@ -100,11 +86,10 @@ def _units(network: Network) -> Iterator[int]:
 
 
 def _orders(
-    allowed: Allowed, pp: int, blocks: int, ends: int, rounds: int
+    allowed: AllowedLayouts, pp: int, blocks: int, ends: int, rounds: int
 ) -> Iterator[tuple[str, int]]:
     """Yield pairs of schedule and `vpp` for `pp` stages and `rounds` microbatches. Each of the
-    `ends` (embedding and output head) may have a chunk of its own.
-    """
+    `ends` (embedding and output head) may have a chunk of its own."""
     if pp == 1:
         yield "1f1b", 1
         return

@@ -14,15 +14,14 @@ from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.answers.answer import build_from
 from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
-from atoll.explore.pricing.planned.layout_list import Allowed, listed_layouts
-from atoll.explore.pricing.planned.load_bounds import LoadBounds
-from atoll.explore.pricing.planned.path_bounds import path_floors
+from atoll.explore.pricing.planned.layout_list import AllowedLayouts, listed_layouts
+from atoll.explore.pricing.planned.path_bounds import LoadBounds, path_floors
 from atoll.explore.pricing.planned.recompute_choices import (
     Chosen,
     Menu,
@@ -141,22 +140,17 @@ class PlannedLayouts:
     run: Run
     facts: ChainFacts
     layouts: tuple[Layout, ...]
-    menus: tuple[Menu, ...]
-    """Recomputation choices per kind of block."""
-    costs: tuple[LayerCost, ...]
-    """Costs per run of equal layers in the chain, with zero time."""
-    kind: NDArray[np.int64]
+    menus: tuple[Menu, ...]  # recomputation choices per kind of block
+    costs: tuple[LayerCost, ...]  # costs per run of equal layers in the chain, with zero time
+    kind: Ints
     """Index of the distinct layer per entry of `costs`; `block`: kind of block, or -1."""
-    block: NDArray[np.int64]
+    block: Ints
     tables: LayoutTables
     """The planner's tables for layers with zero time and a memory of 1 byte per second."""
-    apart: NDArray[np.bool_]
-    """Whether weight passes run separately, shape (sides,)."""
-    steps: StepFloors
-    """Terms of the step bounds; `fixed_s` excludes the optimizer's memory time."""
-    states: StateCosts
-    """State costs of all layouts, with a memory of 1 byte per second."""
-    first: NDArray[np.int64]
+    apart: Bools  # whether weight passes run separately, shape (sides,)
+    steps: StepFloors  # terms of the step bounds; `fixed_s` excludes the optimizer's memory time
+    states: StateCosts  # state costs of all layouts, with a memory of 1 byte per second
+    first: Ints
     """Index of each layout's first stage in the stage arrays of `states`, shape (layouts,)."""
     needed: Floats
     """Bytes with the recomputation choices that keep the fewest bytes, shape (layouts,)."""
@@ -230,9 +224,7 @@ class PlannedLayouts:
             choices=tuple(picks.tolist()),
         )
 
-    def _stage_bytes(
-        self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem
-    ) -> StateMemory:
+    def _stage_bytes(self, sums: Sums, rows: Ints, problem: PlacementProblem) -> StateMemory:
         """Return the state costs and memory of the layouts in `rows` on the problem's chip."""
         at, all_states = self.first[rows][sums.row] + sums.stage_position, self.states
         weight_s = (sums.tables.counts @ sums.tables.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
@@ -257,7 +249,7 @@ class PlannedLayouts:
         return LoadBounds(sums, self.states, self.kind, self.block, self.apart)
 
     @cached_property
-    def is_block(self) -> NDArray[np.bool_]:
+    def is_block(self) -> Bools:
         """Return whether each distinct layer is a block, shape (distinct layers,)."""
         is_block = np.zeros(len(self.facts.layers), np.bool_)
         is_block[[kind.layer for kind in self.facts.blocks]] = True
@@ -280,9 +272,8 @@ class PlannedLayouts:
         blocks = np.flatnonzero(self.block >= 0)
         of = self.block[blocks]
         ring_s, exchange_s = (t.parts[:, blocks, i, 2][:, :, None] for i in (ring, exchange))
-        again = (
-            chosen.attention[of][..., None] * ring_s + chosen.exchange[of][..., None] * exchange_s
-        )
+        again = chosen.attention[of][..., None] * ring_s
+        again = again + chosen.exchange[of][..., None] * exchange_s
         again[..., COMPUTE] += chosen.again_s[of]
         recompute[:, blocks] = again
         passes[..., PassColumn.FORWARD_S] = forward.sum(axis=-1)
@@ -317,22 +308,17 @@ class PlannedLayouts:
         rows = tables.rows[[self.layouts.index(layout)]]
         row = layout_row(Sums(tables, rows), np.array(division.choices))
         parts = row.step.breakdown()
-        return PlacementAnswer(
+        return build_from(
+            PlacementAnswer,
+            layout,
             pipeline=layout.pp,
             tensor=layout.tp,
             data=layout.dp,
-            microbatch=layout.microbatch,
             microbatches=layout.microbatches(self.run.global_batch),
             step_time_s=row.step.time_s,
             stages=self._stages(layout, row, division.choices, chosen),
             time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
-            schedule=layout.schedule,
-            zero=layout.zero,
-            cp=layout.cp,
-            ep=layout.ep,
             etp=None if layout.etp == layout.tp else layout.etp,
-            vpp=layout.vpp,
-            hsdp=layout.hsdp,
             sp=layout.sp and layout.tp > 1,
         )
 
@@ -374,10 +360,9 @@ class PlannedLayouts:
         return tuple(stages)
 
 
-def _even_pipelines(layouts: Sequence[Layout], stages: int) -> NDArray[np.bool_]:
+def _even_pipelines(layouts: Sequence[Layout], stages: int) -> Bools:
     """Return which layouts are pipelines of `stages` even stages with zero <= 1 and hsdp = vpp = 1,
-    with the 1f1b schedule if any layout has it. Shape (layouts,).
-    """
+    with the 1f1b schedule if any layout has it. Shape (layouts,)."""
     orders = {layout.schedule for layout in layouts}
     return np.array(
         [
@@ -403,11 +388,10 @@ def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
 
 
 def planned_layouts(
-    allowed: Allowed, variant: Variant, runs: list[RunTerms]
+    allowed: AllowedLayouts, variant: Variant, runs: list[RunTerms]
 ) -> PlannedLayouts | None:
     """Return the layouts that the setting allows for a variant; None if there are none. `runs` are
-    those of other variants; a new run is appended.
-    """
+    those of other variants; a new run is appended."""
     run, facts = _run(allowed, variant), variant.facts
     shared = next((of for of in runs if of[0] == run), None)
     if shared is None:
@@ -462,8 +446,7 @@ def planned_layouts(
 
 def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -> list[int]:
     """Return the indices of layouts whose HSDP replicas can help. More replicas need more memory
-    and longer updates, so at least one collective must be faster than with fewer replicas.
-    """
+    and longer updates, so at least one collective must be faster than with fewer replicas."""
     rows, kinds = tables.rows, tables.kinds
     sums = Sums(tables, rows)
     states = sums.states()
@@ -471,9 +454,8 @@ def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -
     layers_s = np.zeros((len(rows), 2, len(kinds)))
     for kind, (dense, expert) in enumerate(kinds[:, :2]):
         sizes = np.full(len(fully_sharded), dense), np.full(len(fully_sharded), expert)
-        layers_s[fully_sharded, :, kind] = np.transpose(
-            sums.shared_s(rows[fully_sharded, GROUP], *sizes)
-        )
+        both_s = sums.shared_s(rows[fully_sharded, GROUP], *sizes)
+        layers_s[fully_sharded, :, kind] = np.transpose(both_s)
     all_s = np.column_stack([states.last_s, states.before_s, layers_s.reshape(len(rows), -1)])
     kept: list[int] = []
     first, last = 0, None  # start and key of the group of kept layouts that differ only in hsdp
@@ -497,7 +479,7 @@ def _with(cost: LayerCost, menu: Menu | None) -> LayerCost:
     return replace(cost, policies=policies, loss_bytes=0.0, by_operator=tuple)
 
 
-def _run(allowed: Allowed, variant: Variant) -> Run:
+def _run(allowed: AllowedLayouts, variant: Variant) -> Run:
     """Return a run of the variant's model on chips with a memory of 1 byte per second."""
     config = variant.config
     stored = config if isinstance(config, StoredModel) else None

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from atoll.base.arrays import Floats
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.placement.facts import BlockKind, ChainFacts
 from atoll.step.layout import ZERO_STAGES
 from atoll.training.operators.policies import CORE_ATTENTION, exchanging, rerun_shares
@@ -24,28 +23,25 @@ class Menu:
 
     layer: Layer
     bytes: Floats
-    rerun: Floats
-    """Share of each operator that is recomputed, shape (choices, forward operators)."""
-    named: int
-    """Number of named policies, which are the last choices."""
+    rerun: Floats  # share of each operator that is recomputed, shape (choices, forward operators)
+    named: int  # number of named policies, which are the last choices
 
     @cached_property
-    def attention(self) -> NDArray[np.bool_]:
+    def attention(self) -> Bools:
         """Return whether attention is recomputed, with its ring steps, shape (choices,)."""
         is_attention = [op.kind in CORE_ATTENTION for op in self.layer.forward]
         return np.asarray((self.rerun[:, is_attention] > 0.0).any(axis=1))
 
     @cached_property
-    def exchange(self) -> NDArray[np.bool_]:
+    def exchange(self) -> Bools:
         """Return whether tokens are sent to their experts again, shape (choices,)."""
         sent = exchanging(self.layer)
         is_exchange = [op in sent for op in self.layer.forward]
         return np.asarray((self.rerun[:, is_exchange] > 0.0).any(axis=1))
 
-    def levels(self, front: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    def levels(self, front: Ints, count: int) -> Ints:
         """Return the choices of a plan: `count` levels from most to fewest bytes kept, then the
-        named policies. `front` has the choices on the frontier, by ascending bytes.
-        """
+        named policies. `front` has the choices on the frontier, by ascending bytes."""
         levels = front[::-1][np.minimum(np.arange(count), len(front) - 1)]
         return np.append(levels, np.arange(len(self.bytes) - self.named, len(self.bytes)))
 
@@ -58,11 +54,11 @@ class Menu:
 class Chosen(NamedTuple):
     """Recomputation choices of the stages, arrays of shape (kinds of blocks, choices)."""
 
-    choice: NDArray[np.int64]
+    choice: Ints
     bytes: Floats
     again_s: Floats
-    attention: NDArray[np.bool_]
-    exchange: NDArray[np.bool_]
+    attention: Bools
+    exchange: Bools
 
 
 def menu_of(facts: ChainFacts, kind: BlockKind, named: bool) -> Menu:
@@ -93,13 +89,10 @@ def chosen(menus: Sequence[Menu], facts: ChainFacts, forward_s: Floats) -> Chose
     return Chosen(*(np.array(part) for part in zip(*parts, strict=True)))
 
 
-def with_kept_bytes(
-    tables: LayoutTables, block: NDArray[np.int64], kept_bytes: Floats
-) -> LayoutTables:
+def with_kept_bytes(tables: LayoutTables, block: Ints, kept_bytes: Floats) -> LayoutTables:
     """Return tables whose blocks keep these bytes per microbatch, shape (kinds of blocks, choices);
     the first choice of `tables` keeps everything. `block` is the kind of block of each layer, or
-    -1. Only the parts that determine memory are replaced.
-    """
+    -1. Only the parts that determine memory are replaced."""
     blocks = np.flatnonzero(block >= 0)
     kept = np.repeat(tables.kept[:, [0]], kept_bytes.shape[1], axis=1)
     kept[blocks] = kept_bytes[block[blocks]]
