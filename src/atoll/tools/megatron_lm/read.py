@@ -14,8 +14,15 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS, HOST
-from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
-from atoll.tools.files.script import Command, Script
+from atoll.tools.arguments import (
+    Launch,
+    LaunchArguments,
+    UserValues,
+    flatten,
+    load_names,
+    switched_on,
+)
+from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.files.variables import (
     MARK,
@@ -26,7 +33,7 @@ from atoll.tools.files.variables import (
     marked_words,
     open_variables,
 )
-from atoll.tools.megatron_lm.core import fsdp_warning
+from atoll.tools.megatron_lm.core import SHARDING, fsdp_warning
 from atoll.tools.megatron_lm.read_model import build_model
 
 NAMES = load_names("megatron_lm")
@@ -38,16 +45,15 @@ MEGATRON_ARGUMENTS = {"num_layers", "hidden_size", "micro_batch_size", "tensor_m
 """Arguments that only programs of Megatron-LM have."""
 
 
-def training_commands(script: Script) -> list[Command]:
+def training_commands(script: Script) -> list[tuple[str, ...]]:
     """Return the commands that start a training program of Megatron-LM."""
-    return [c for c in script.commands if any(PROGRAMS.search(w) for w in c.words)
-            and MEGATRON_ARGUMENTS & named_arguments(c.words).keys()]  # fmt: skip
+    programs = [words for words in script.commands if any(map(PROGRAMS.search, words))]
+    return [words for words in programs if MEGATRON_ARGUMENTS & named_arguments(words).keys()]
 
 
 def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     """Read the last training command of a script."""
-    *earlier, command = training_commands(script)
-    words = command.words
+    *earlier, words = training_commands(script)
     at = next(i for i, word in enumerate(words) if PROGRAMS.search(word))
     launcher, program = named_arguments(words[:at]), named_arguments(words[at + 1 :])
     args = LaunchArguments(file, program, UNKNOWN, user.vocab, script.unset)
@@ -60,7 +66,7 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     account = launch.arguments
     notes = (f"starts training {len(earlier) + 1} times; the last is read",) if earlier else ()
     variables = open_variables(Path(file), script, user)
-    marked = marked_words(Path(file), user, [*variables], _last_words)
+    marked = marked_words(Path(file), user, [*variables], lambda s: training_commands(s)[-1])
     reached = {*marked_names(marked), *(name for name, _ in guarded_words(marked)[1])}
     carried = {
         spelled.get(name, name): value
@@ -76,10 +82,6 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     ))  # fmt: skip
 
 
-def _last_words(script: Script) -> Sequence[str]:
-    return training_commands(script)[-1].words
-
-
 def _with_variables(
     carried: Mapping[str, Any], marked: Sequence[str], values: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -89,12 +91,17 @@ def _with_variables(
     """
     at = next((i for i, word in enumerate(marked) if PROGRAMS.search(word)), len(marked))
     words, result = [], dict(carried)
+
+    def carries(arguments: Mapping[str, Any]) -> bool:
+        return all(
+            n in result and _words_of(result[n]) == expanded(v, values)
+            for n, v in arguments.items()
+        )
+
     outside, guarded = guarded_words(marked[at + 1 :])
     for guard, inside in guarded:
         inner = named_arguments(inside)
-        if inner and all(
-            n in result and _words_of(result[n]) == expanded(v, values) for n, v in inner.items()
-        ):
+        if inner and carries(inner):
             result = {name: value for name, value in result.items() if name not in inner}
             result[f"${guard}:+"] = [*result.get(f"${guard}:+", []), *inside]
         else:
@@ -105,12 +112,11 @@ def _with_variables(
             words.append(word)
             continue
         inner = named_arguments(values[mark[1]].split())
-        if all(n in result and _words_of(result[n]) == _words_of(v) for n, v in inner.items()):
+        if carries(inner):
             result = {name: value for name, value in result.items() if name not in inner}
             result[f"${mark[1]}"] = True
     for name, value in named_arguments(words).items():
-        marks = marked_names(value)
-        if marks and name in result and expanded(value, values) == _words_of(result[name]):
+        if marked_names(value) and carries({name: value}):
             result[name] = value
     return result
 
@@ -173,8 +179,6 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     }
     described = {*args.used, "train_iters", "world_size"}
     fields |= software_fields(args)
-    if devices is not None:
-        fields["devices"] = devices
     ranks = fields["tp"] * fields["pp"] * fields["cp"]
     grown, batch = _last_batch(args), args.count("global_batch_size")
     if grown and batch and grown != batch:
@@ -182,8 +186,7 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     batch = batch or grown
     if batch is None and devices is not None:
         batch = fields["microbatch"] * max(1, devices // ranks)
-    if batch is not None:
-        fields["batch"] = batch
+    fields |= {"devices": devices, "batch": batch}
     steps, samples = args.count("train_iters"), args.count("train_samples")
     if samples and batch:
         steps = -(-samples // batch)
@@ -249,8 +252,7 @@ def _zero(args: LaunchArguments) -> int:
         args.refuse_offload("cpu_optimizer")
         return stage or 0
     if fsdp:
-        names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-        return names.get(strategy or "optim_grads_params", 3)
+        return SHARDING.index(strategy) if strategy in SHARDING else 3
     return 1 if optimizer else 0
 
 
@@ -338,10 +340,9 @@ def software_fields(args: LaunchArguments) -> dict[str, Any]:
     }
     graphs = args.has("enable_cuda_graph", "external_cuda_graph")
     scope = args.text("cuda_graph_scope", "cuda_graph_impl")
-    graph_fields = {"cuda_graphs": scope or "layer"} if graphs or scope else {}
     return {
         "attention": "unfused" if unfused else "flash",
-        "overlap": " ".join(name for name, on in overlaps.items() if on),
-        "flags": " ".join(name for name, on in flags.items() if on),
-        **graph_fields,
+        "overlap": switched_on(overlaps),
+        "flags": switched_on(flags),
+        "cuda_graphs": scope or ("layer" if graphs else None),
     }

@@ -43,20 +43,17 @@ def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
 
 
 def _check(model: ModelConfig) -> None:
-    for field, words in NO_ARGUMENT.items():
-        if getattr(model, field):
-            raise _no_argument(model, words)
-    if model.special:
-        raise _no_argument(model, model.special)
-    if not model.final_norm:
-        raise _no_argument(model, "no norm before its head")
-    if not model.causal:
-        raise _no_argument(model, "attention to later tokens")
-    if model.positions not in ("learned", "rotary", "none"):
-        raise _no_argument(model, f"{model.positions} positions")
-    if (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")):
-        gate = "gated " if model.gated else ""
-        raise _no_argument(model, f"a {gate}{model.activation} feed-forward layer")
+    gate = "gated " if model.gated else ""
+    ffn = f"a {gate}{model.activation} feed-forward layer"
+    features = {words: getattr(model, field) for field, words in NO_ARGUMENT.items()} | {
+        model.special: model.special,
+        "no norm before its head": not model.final_norm,
+        "attention to later tokens": not model.causal,
+        f"{model.positions} positions": model.positions not in ("learned", "rotary", "none"),
+        ffn: (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")),
+    }
+    for words in filter(features.get, features):
+        raise _no_argument(model, words)
 
 
 def _no_argument(model: ModelConfig, words: str) -> AtollError:

@@ -90,8 +90,8 @@ def _recipe(plan: LaunchPlan, notes: list[str]) -> tuple[str, str]:
         f"megatron-bridge 0.3 has no recipe of {plan.model.name}: set RECIPE to the name of one of "
         "megatron.bridge.recipes that builds it."
     )
-    imports = "from megatron.bridge import recipes\n"
-    return imports, 'recipe = getattr(recipes, os.environ["RECIPE"])\n'
+    recipe = 'recipe = getattr(recipes, os.environ["RECIPE"])\n'
+    return "from megatron.bridge import recipes\n", recipe
 
 
 def _values(plan: LaunchPlan) -> dict[str, Any]:

@@ -10,7 +10,14 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS
-from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
+from atoll.tools.arguments import (
+    Launch,
+    LaunchArguments,
+    UserValues,
+    flatten,
+    load_names,
+    switched_on,
+)
 from atoll.tools.hugging_face import FIELDS
 from atoll.tools.torchtitan.flavors import FLAVORS, Flavor
 from atoll.workload import config_from_hf, load_config, zoo_names
@@ -62,15 +69,11 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     args.text("training.mixed_precision_reduce", "parallelism.context_parallel_rotate_method")
     if args.text("training.mixed_precision_param") == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
-    overlaps = ["grad_reduce param_gather tp_comm"] * args.has(
-        "parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"
-    )
-    if backend := _word(args, "parallelism.expert_parallel_comm_backend", DISPATCHERS, "standard"):
-        overlaps.append(f"dispatcher={backend}")
-    if overlaps:
-        fields["overlap"] = " ".join(overlaps)
-    if args.text("training.dtype") == "bfloat16":
-        fields["optimizer"] = "bf16"
+    switches = [f"{section}.enable_async_tensor_parallel" for section in ("parallelism", "compile")]
+    backend = _word(args, "parallelism.expert_parallel_comm_backend", DISPATCHERS, "standard")
+    words = {"grad_reduce param_gather tp_comm": args.has(*switches)}
+    fields["overlap"] = switched_on({**words, f"dispatcher={backend}": backend}) or None
+    fields["optimizer"] = "bf16" if args.text("training.dtype") == "bfloat16" else None
     steps = args.count("training.steps")
     empty = [name for name, value in args.values.items() if value == []]
     account = args.account(NAMES, more=empty)
@@ -116,12 +119,11 @@ def _data_parallel(args: LaunchArguments, tp: int, cp: int, pp: int) -> dict[str
     sharded = args.number("parallelism.data_parallel_shard_degree")
     policy = args.text("parallelism.fsdp_reshard_after_forward") or "default"
     keeps_weights = policy == "never" or (policy == "default" and pp > 1)
-    device_fields = {}
-    if sharded is not None and sharded > 0:
-        device_fields["devices"] = replicas * int(sharded) * tp * cp * pp
+    devices = replicas * int(sharded) * tp * cp * pp if sharded and sharded > 0 else None
     if sharded == 1 and cp == 1:
-        return {"zero": 0, "hsdp": 1, **device_fields}
-    return {"zero": (1 if pp > 1 else 2) if keeps_weights else 3, "hsdp": replicas, **device_fields}
+        return {"zero": 0, "hsdp": 1, "devices": devices}
+    zero = (1 if pp > 1 else 2) if keeps_weights else 3
+    return {"zero": zero, "hsdp": replicas, "devices": devices}
 
 
 def _pipeline(args: LaunchArguments, pp: int, layers: int) -> dict[str, Any]:
@@ -138,10 +140,8 @@ def _pipeline(args: LaunchArguments, pp: int, layers: int) -> dict[str, Any]:
     if order is None:
         raise AtollError(f"{args.file}: pipeline schedule {schedule!r} is not modelled")
     stages = len(parts) if parts else -(-layers // layers_per_stage) if layers_per_stage else pp
-    vpp = max(1, stages // pp) if order == "interleaved" else 1
-    if order == "interleaved" and vpp == 1:
-        vpp = 2  # torchtitan's default for looped schedules
-    return {"vpp": vpp, "order": order}
+    # 2 is torchtitan's default for looped schedules.
+    return {"vpp": max(2, stages // pp) if order == "interleaved" else 1, "order": order}
 
 
 def _compiled(args: LaunchArguments) -> bool:
@@ -158,18 +158,16 @@ def _recompute(args: LaunchArguments, blocks: int) -> str:
         return mode
     if mode != "selective":
         raise AtollError(f"{args.file}: activation checkpointing {mode!r} is not modelled")
-    if option.isdigit() and int(option):
-        interval = int(option)
+    if option.isdigit() and (interval := int(option)):
         return "full" if interval == 1 else f"{FULL_BLOCKS}{max(1, blocks // interval)}"
     return "alternate"
 
 
 def _precision(args: LaunchArguments) -> str:
     converters = args.text("model.converters") or ""
-    unused = [section for section in ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
-              if section not in converters]  # fmt: skip
-    args.ignore(f"{section}.*" for section in (*unused, "hf_transformers"))
-    for name in list(args.values):
+    sections = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
+    args.ignore(["hf_transformers.*", *(f"{n}.*" for n in sections if n not in converters)])
+    for name in args.values:
         if name.startswith(("float8.", "quantize.linear.float8.", "quantize.linear.mx.", "mx.")):
             args.text(name)
     if "lora" in converters or ("nvfp4" in converters and "'fqns': ['layers']" not in converters):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 from atoll.answers.layout import LaunchFile
@@ -37,9 +38,7 @@ BACKENDS = {"flash": "flex_flash", "flash2": "varlen"}
 def torchtitan(plan: LaunchPlan) -> LaunchFile:
     flavor = find_flavor(plan.model)
     check(TARGET, _refusals(plan))
-    notes = [
-        trial_note("ASSETS", "DATASET", "LR", "SAVE"),
-    ]
+    notes = [trial_note("ASSETS", "DATASET", "LR", "SAVE")]
     imports, register, converter = "", "", CONVERTERS.get(plan.precision, "")
     settings: dict[str, Settings] = {
         "model": {
@@ -125,28 +124,22 @@ def _pipeline(plan: LaunchPlan) -> Settings:
     settings: Settings = {"pipeline_parallel_degree": layout.pp}
     if layout.pp == 1:
         return settings
-    settings["pipeline_parallel_schedule"] = (
-        "Interleaved1F1B" if layout.vpp > 1 else SCHEDULES[layout.schedule]
-    )
-    settings["pipeline_parallel_microbatch_size"] = layout.microbatch
+    schedule = "Interleaved1F1B" if layout.vpp > 1 else SCHEDULES[layout.schedule]
+    settings |= {
+        "pipeline_parallel_schedule": schedule,
+        "pipeline_parallel_microbatch_size": layout.microbatch,
+    }
     if plan.even:
         return settings | {
             "pipeline_parallel_layers_per_stage": plan.stages[0],
             "pipeline_parallel_first_stage_less_layers": 0,
             "pipeline_parallel_last_stage_less_layers": 0,
         }
-    return settings | {"module_fqns_per_model_part": _modules(plan.stages)}
-
-
-def _modules(stages: tuple[int, ...]) -> list[list[str]]:
-    """Return the names of the modules of each chunk."""
-    parts, first = [], 0
-    for blocks in stages:
-        parts.append([f"layers.{i}" for i in range(first, first + blocks)])
-        first += blocks
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "lm_head"]
-    return parts
+    names = (f"layers.{i}" for i in range(sum(plan.stages)))
+    modules = [[*islice(names, blocks)] for blocks in plan.stages]
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", "lm_head"]
+    return settings | {"module_fqns_per_model_part": modules}
 
 
 def _refusals(plan: LaunchPlan) -> Iterator[str]:

@@ -25,7 +25,7 @@ from atoll.tools.arguments import (
 )
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import named_file, read_content
-from atoll.tools.files.script import Command, Script
+from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
@@ -67,9 +67,9 @@ OFFLOADS = (
 )
 
 
-def trainer_commands(script: Script) -> list[Command]:
+def trainer_commands(script: Script) -> list[tuple[str, ...]]:
     """Return the commands with the Trainer's argument of the batch per device."""
-    return [c for c in script.commands if BATCH in named_arguments(c.words)]
+    return [words for words in script.commands if BATCH in named_arguments(words)]
 
 
 def read_trainer(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
@@ -95,7 +95,7 @@ def read_axolotl(file: str, content: Mapping[str, Any], user: UserValues) -> Lau
 
 def read_trainer_script(file: str, script: Script, user: UserValues) -> Launch:
     """Read the last command that starts a Trainer, with its launcher's arguments."""
-    words = trainer_commands(script)[-1].words
+    words = trainer_commands(script)[-1]
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), 0)
     launcher, program = named_arguments(words[:at]), named_arguments(words[at + 1 :])
     values: dict[str, Any] = {}
