@@ -35,12 +35,11 @@ def parse_object(
     twice is refused.
     """
     try:
-        constant = str if foreign else _refused
         content = json.loads(
             text,
             parse_int=_integer,
             parse_float=_finite,
-            parse_constant=constant,
+            parse_constant=str if foreign else _refused,
             object_pairs_hook=_without_duplicates if unique else None,
         )
     except json.JSONDecodeError as error:

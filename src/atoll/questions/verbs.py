@@ -69,10 +69,7 @@ class HardwareQuestion(Question):
         "a file of one (YAML).",
         SYSTEM, None, shown="the catalogue",
     )  # fmt: skip
-    yaml: bool = option(
-        "Print its file (YAML), to edit.", OUTPUT, False,
-        exclude=True,
-    )  # fmt: skip
+    yaml: bool = option("Print its file (YAML), to edit.", OUTPUT, False, exclude=True)
     example = "atoll hardware h100"
     arguments = ("name",)
 
@@ -308,9 +305,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
         None, shown="none", writes=True,
     )  # fmt: skip
     strict: bool = option("Refuse a file with arguments that are not priced.", OUTPUT, False)
-    least: Annotated[float, Field(ge=0, lt=1)] = option(
-        "A layout must save this share of a step to be named.", OUTPUT, 0.01
-    )
+    least: f.Part = option("A layout must save this share of a step to be named.", OUTPUT, 0.01)
     steps: Count | None = option(
         "Steps of the run, to compute what it saves.", RUN_LENGTH, None, shown="the file's"
     )
@@ -330,7 +325,7 @@ class MeasureQuestion(LayoutQuestion, RunQuestion):
     other ranks. `atoll validate` and `atoll calibrate` read the rows that it writes.
     """
 
-    from_: Annotated[str, Named(file=True)] | None = option(
+    from_: f.FileName | None = option(
         "Folder that `atoll plan --out` wrote, or a launch file; options override it.",
         LAUNCH, None, shown="none",
     )  # fmt: skip
