@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from atoll.answers import hardware as answers
 from atoll.answers.answer import build_from
@@ -20,7 +20,7 @@ from atoll.answers.hardware import HardwareAnswer, HbmChoice, SpaceEntry
 from atoll.base.errors import AtollError, as_path
 from atoll.cost.model import COST_MODELS
 from atoll.fabric.network import Network
-from atoll.files.yamlfile import field_by_key, load_yaml, suggestion
+from atoll.files.yamlfile import AnyFields, field_by_key, load_yaml, suggestion
 from atoll.hardware import catalog, gpu
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.catalog import is_file, load_network
@@ -218,13 +218,9 @@ _CHOICES = ("tensor_cores", "vector_cores", "width", "depth", "glb", "hbm")
 """Fields with one value in an accelerator, and a list or a rule in a space."""
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
 def _kind(path: str) -> str:
     """Return the kind of a file: the one with most of its fields."""
-    fields = load_yaml(path, _Fields).model_extra or {}
+    fields = load_yaml(path, AnyFields).model_extra or {}
     matches = {
         kind: len(fields.keys() & (field_by_key(model).keys() - _COMMON))
         for kind, (model, _) in _FILES.items()

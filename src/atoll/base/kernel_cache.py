@@ -37,9 +37,7 @@ _pid = os.getpid()  # whose children the helpers are; forked workers inherit the
 
 
 def kernels_digest(package: Path = Path(__file__).parents[1]) -> str:
-    """Return a hash of all kernel sources, their paths and modification times, which numba checks
-    too.
-    """
+    """Return a hash of kernel sources, their paths and modification times, as numba checks."""
     digest = hashlib.blake2b(digest_size=8)
     # The compiler settings count as well.
     for source in (package / "base" / "jit.py", *sorted(package.rglob("*_kernels.py"))):
@@ -74,9 +72,7 @@ def use_kernel_cache() -> None:
 
 
 def remove_damaged(folder: Path) -> None:
-    """Remove files whose content no longer has its checksum, which numba does not check; new files
-    get one.
-    """
+    """Remove files that differ from their checksum, which numba does not check; sum new ones."""
     for file in (*folder.rglob("*.nbi"), *folder.rglob("*.nbc")):
         with suppress(OSError):
             checksum_file = file.with_name(f"{file.name}.sum")

@@ -33,9 +33,7 @@ T = TypeVar("T")
 
 
 def import_named(path: str) -> Any:
-    """Import "module:attribute" on use: for objects of packages above the caller's, or with slow
-    imports.
-    """
+    """Import "module:attribute" on use: of packages above the caller, or with slow imports."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 

@@ -99,10 +99,7 @@ def hidden(question: type[Question]) -> set[str]:
 def run_tool(
     name: str, arguments: dict[str, Any], folders: Sequence[Path] = (Path(),)
 ) -> ToolReply:
-    """Run a tool; return its answer in short and in full, and the launch file.
-
-    Files are read only in these folders, and in the local cache of models.
-    """
+    """Run a tool, which reads files only in these folders and in the local cache of models."""
     if name not in VERBS:
         raise AtollError(f"tool {name!r} is not known; there are {', '.join((*VERBS, DETAILS))}")
     question_kind = COMMANDS[name][0]
@@ -127,10 +124,7 @@ async def run_in_process(run: Callable[[], ToolReply], limiter: Any) -> ToolRepl
 
 
 def build_server(folders: Sequence[Path], calls: int) -> Any:
-    """Build the SDK's server with one tool per verb, and the answers as resources.
-
-    Calls run in processes of their own, which are used again.
-    """
+    """Build the server: a tool per verb, in processes used again; answers are resources."""
     import anyio
     from mcp import MCPError, types
     from mcp.server.lowlevel import Server

@@ -31,9 +31,7 @@ def read_object(path: Path, where: str = "", foreign: bool = False) -> dict[str,
 def parse_object(
     text: str, where: str, foreign: bool = False, unique: bool = False
 ) -> dict[str, Any]:
-    """Parse a JSON object; `where` names the text in errors. With `unique`, a field that is given
-    twice is refused.
-    """
+    """Parse a JSON object; `where` names it in errors, `unique` refuses a field given twice."""
     try:
         content = json.loads(
             text,

@@ -34,6 +34,12 @@ class FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
+class AnyFields(BaseModel):
+    """Fields of any names, unchecked."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 def field_by_key(model: type[BaseModel]) -> dict[str, str]:
     """Return the fields of a model by their keys in the file."""
     return {field.alias or name: name for name, field in model.model_fields.items()}

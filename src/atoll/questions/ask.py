@@ -29,10 +29,7 @@ def ask(
     keywords: Mapping[str, Any],
     spelled: Callable[[str], str] = str,
 ) -> Q:
-    """Build the question of a job (a file or a question), with keywords that are not None.
-
-    `kinds`: possible questions; the first is the default.
-    """
+    """Build the question of a job (or of the first of `kinds`), with keywords that are not None."""
     fields = {name: value for name, value in keywords.items() if value is not None}
     if wrong := next((n for n, value in fields.items() if isinstance(value, Question)), ""):
         raise AtollError(f"{wrong}: expected a value, got a question; give a question as job=")

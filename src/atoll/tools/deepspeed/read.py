@@ -54,9 +54,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
 
 
 def _refused_sections(args: LaunchArguments, content: Mapping[str, Any]) -> list[str]:
-    """Return the beginnings of names of sections that are off; refuse those that are on and under
-    which a step is not the one that is modelled.
-    """
+    """Return prefixes of sections that are off; refuse those that are on and not modelled."""
     switches = {name: on for name, on in args.values.items() if name.endswith(".enabled")}
 
     def is_on(section: str) -> bool:

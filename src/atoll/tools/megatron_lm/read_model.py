@@ -72,8 +72,8 @@ def _key_heads(args: LaunchArguments) -> int | None:
 
 
 def _head(args: LaunchArguments, head_dim: int) -> dict[str, int]:
-    percent = args.number("rotary_percent")
-    return {"head_dim": head_dim, "rotary_dim": int((percent or 1.0) * head_dim)}
+    rotary_dim = int((args.number("rotary_percent") or 1.0) * head_dim)
+    return {"head_dim": head_dim, "rotary_dim": rotary_dim}
 
 
 def _optional(args: LaunchArguments, name: str) -> float | None:
@@ -135,18 +135,13 @@ def _zeros(args: LaunchArguments, name: str, layers: int) -> tuple[int, ...]:
 
 def _list(node: ast.AST) -> list[int]:
     """Return the list that sums and multiples of lists describe: parsed, not evaluated."""
-    if isinstance(node, ast.List):
-        return [item.value for item in node.elts if isinstance(item, ast.Constant)]  # type: ignore[misc]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _list(node.left) + _list(node.right)
-    if (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Mult)
-        and isinstance(node.right, ast.Constant)
-        and isinstance(node.right.value, int)
-        and node.right.value <= 4096
-    ):
-        return _list(node.left) * node.right.value
+    match node:
+        case ast.List():
+            return [item.value for item in node.elts if isinstance(item, ast.Constant)]  # type: ignore[misc]
+        case ast.BinOp(op=ast.Add()):
+            return _list(node.left) + _list(node.right)
+        case ast.BinOp(op=ast.Mult(), right=ast.Constant(value=int(times))) if times <= 4096:
+            return _list(node.left) * times
     raise ValueError
 
 

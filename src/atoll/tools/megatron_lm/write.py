@@ -57,7 +57,7 @@ SAMPLES = '--train-samples "$((TRAIN_ITERS * {batch}))"'
 VARIABLES: dict[str, dict[str, str]] = shipped_table("atoll.tools.megatron_lm", "variables.yaml")
 
 
-def megatron(plan: LaunchPlan) -> LaunchFile:
+def megatron_lm(plan: LaunchPlan) -> LaunchFile:
     model, notes = model_values(plan)
     if plan.carried:  # what these notes ask for is in the user's file, or as it was
         notes = [note for note in notes if "add " not in note]

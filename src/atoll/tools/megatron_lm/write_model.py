@@ -97,14 +97,10 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
     partial = rotary and not model.latent_kv and model.rotated != model.head_dim
     return {
         "max_position_embeddings": rows,
-        **{name: _as_integer(value) for name, value in numbers.items()},
+        # Megatron-LM reads integers: 500000.0 is 500000.
+        **{n: int(v) if v is not None and v.is_integer() else v for n, v in numbers.items()},
         "rotary_percent": model.rotated / model.head_dim if partial else None,
     }
-
-
-def _as_integer(value: float | None) -> float | int | None:
-    """Return 500000.0 as 500000: Megatron-LM reads integers."""
-    return int(value) if value is not None and value.is_integer() else value
 
 
 def _attention(model: ModelConfig, notes: list[str]) -> Settings:
@@ -150,11 +146,8 @@ def _experts(model: ModelConfig, notes: list[str]) -> Settings:
 def _layer_pattern(model: ModelConfig) -> str:
     """Return blocks with (1) and without experts (0) as a list expression of Megatron."""
     dense = set(model.dense_layers)
-    runs = [
-        (with_experts, len(list(run)))
-        for with_experts, run in groupby(int(i not in dense) for i in range(model.layers))
-    ]
-    return "(" + "+".join(f"[{with_experts}]*{length}" for with_experts, length in runs) + ")"
+    runs = groupby(int(i not in dense) for i in range(model.layers))
+    return f"({'+'.join(f'[{with_experts}]*{len([*run])}' for with_experts, run in runs)})"
 
 
 def _vocabulary(plan: LaunchPlan, notes: list[str]) -> Settings:

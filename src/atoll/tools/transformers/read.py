@@ -137,8 +137,8 @@ def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAME
     fields |= adapters | {"flags": " ".join(filter(None, flags))}
     if "method" in fields and fields.get("optimizer") == "fp32":
         fields["optimizer"] = "mixed"  # frozen weights stay in 16 bits
-    fields["devices"] = _devices(args) or fields.get("devices")
-    fields["dropout"] = args.number("dropout")
+    devices = _devices(args) or fields.get("devices")
+    fields |= {"devices": devices, "dropout": args.number("dropout")}
     steps = args.number("max_steps")
     account = args.account(names, NAMES)
     if deepspeed:
@@ -248,7 +248,7 @@ def _sharding(args: LaunchArguments) -> dict[str, Any]:
         # PyTorch's replicas sum gradients during the backward pass.
         "overlap": "grad_reduce" if stage is None else "zero_grad_reduce",
         # FSDP keeps fp32 parameters and gathers 16-bit ones, as does autocast without it.
-        **({} if stage is not None else {"optimizer": "fp32"}),
+        "optimizer": "fp32" if stage is None else None,
     }
 
 
@@ -296,9 +296,7 @@ def _precision(args: LaunchArguments, default: str | None) -> str:
 
 
 def _software(args: LaunchArguments, modules: str) -> dict[str, Any]:
-    """Return the stack (compiled, or that of eager modules), attention kernel and flags; accept
-    optimizers with Adam's states.
-    """
+    """Return stack, attention kernel and flags; accept optimizers with Adam's states."""
     compiled = args.has("torch_compile") or (
         (args.text("dynamo_config.dynamo_backend", "dynamo_backend") or "NO").upper() != "NO"
     )
