@@ -176,9 +176,8 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
             return types.CallToolResult(content=sentences, is_error=True)
 
     async def list_resources(context: Any, request: Any) -> Any:
-        resources = [
-            types.Resource(name=uri, uri=uri, mime_type=kind) for uri, kind in kept.addresses()
-        ]
+        kept_kinds = kept.addresses()
+        resources = [types.Resource(name=uri, uri=uri, mime_type=kind) for uri, kind in kept_kinds]
         return types.ListResourcesResult(resources=resources)
 
     async def read_resource(context: Any, request: Any) -> Any:

@@ -303,9 +303,11 @@ def _load_stacks() -> Iterator[Stack]:
     for folder in FOLDERS:
         stacks = shipped_table(f"atoll.tools.{folder}", "tool.yaml").get("stacks", {})
         for name, entry in stacks.items():
-            fields = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
-            like = fields.pop("like", "")
-            entries[name] = {**entries.get(like, {}), **fields, "name": name}
+            fields: dict[str, Any] = {
+                n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()
+            }
+            like = entries.get(fields.pop("like", ""), {})
+            entries[name] = {**like, **fields, "name": name}
             STACK_FOLDERS[name] = folder
     for entry in entries.values():
         passes, overlap = _passes(entry["passes"]), Overlap(**entry["overlap"])

@@ -62,7 +62,7 @@ def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> La
 def _model(args: LaunchArguments) -> ModelConfig:
     """Return the decoder; GPT-J's residual runs attention and MLP side by side."""
     activation, norm = args.text("activation") or "gelu", args.text("norm") or "layernorm"
-    more = {"swiglu": None} if activation in GATED else {}
+    more: dict[str, Any] = {"swiglu": None} if activation in GATED else {}
     more |= {"normalization": "RMSNorm"} if "rmsnorm" in norm else {}
     more |= {"group_query_attention": None} if "num_query_groups" in args.values else {}
     described = LaunchArguments(args.file, {**args.values, **more}, args.unknown, args.vocab)

@@ -14,26 +14,10 @@ from typing import Any
 
 from atoll.answers.layout import LaunchFile
 from atoll.files.yamlfile import shipped_table
+from atoll.tools import launch_plan
 from atoll.tools.files.variables import bash_word, marked_names
-from atoll.tools.launch_plan import (
-    ADDRESS,
-    LEARNING_RATE,
-    SAVE_INTERVAL,
-    TRIAL_STEPS,
-    LaunchPlan,
-    Settings,
-    refuse,
-    trial_note,
-)
-from atoll.tools.megatron_lm.core import (
-    FUSED_LOSS,
-    connections,
-    microbatch_group,
-    parallel_values,
-    recompute_values,
-    sharding_notes,
-    sharding_values,
-)
+from atoll.tools.launch_plan import LaunchPlan, Settings, refuse, trial_note
+from atoll.tools.megatron_lm import core
 from atoll.tools.megatron_lm.write_model import model_values
 
 TARGET = "megatron-lm"
@@ -46,7 +30,7 @@ NARROW_RECIPES: dict[str, Settings] = {
 }
 """Formats and scaling of products in fewer bits than the weights."""
 SOFTWARE: dict[str, Settings] = {
-    "te_loss": FUSED_LOSS,
+    "te_loss": core.FUSED_LOSS,
     "local": {"transformer_impl": "local"},
     "fp8_params": {"fp8_param_gather": True},
     "no_grad_fusion": {"no_gradient_accumulation_fusion": True},
@@ -69,7 +53,7 @@ def megatron_lm(plan: LaunchPlan) -> LaunchFile:
             "global_batch_size": plan.global_batch,
             "seq_length": plan.sequence,
         },
-        "MEMORY": recompute_values(plan),
+        "MEMORY": core.recompute_values(plan),
         "PRECISION": _precision(plan, notes),
         "SOFTWARE": _software(plan),
     }
@@ -107,8 +91,8 @@ def _default(name: str, usual: str, plan: LaunchPlan) -> str:
     figures = {
         "vocab": plan.model.vocab - 1,
         "steps": plan.steps,
-        "rate": LEARNING_RATE,
-        "save_interval": plan.save_interval or SAVE_INTERVAL,
+        "rate": launch_plan.LEARNING_RATE,
+        "save_interval": plan.save_interval or launch_plan.SAVE_INTERVAL,
     }
     value = plan.variables.get(name)
     if name == "TRAIN_ITERS" or value is None or (name == "SAVE_INTERVAL" and plan.save_interval):
@@ -128,11 +112,11 @@ def _trial_notes(
     mocks = [name for name, row in variables.items() if "mock-data" in row["default"]]
     if not mocks and "mock_data" not in fields:
         return []
-    set_already = {"TRAIN_ITERS"} if plan.steps != TRIAL_STEPS else set()
+    set_already = {"TRAIN_ITERS"} if plan.steps != launch_plan.TRIAL_STEPS else set()
     defaults = {name: row["default"] for name, row in variables.items()}
     if defaults.get("SAVE") != "":
         set_already |= {"SAVE", "SAVE_INTERVAL"}
-    if defaults.get("SAVE_INTERVAL") != str(SAVE_INTERVAL):
+    if defaults.get("SAVE_INTERVAL") != str(launch_plan.SAVE_INTERVAL):
         set_already.add("SAVE_INTERVAL")
     names = [name for name in VARIABLES if name in variables and name not in set_already]
     return [trial_note(*([] if mocks else ["--data-path in place of --mock-data"]), *names)]
@@ -140,12 +124,12 @@ def _trial_notes(
 
 def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     layout = plan.layout
-    notes += sharding_notes(plan)
+    notes += core.sharding_notes(plan)
     chunks = layout.vpp if plan.even and layout.vpp > 1 else None
-    values = parallel_values(plan, TARGET) | {
+    values = core.parallel_values(plan, TARGET) | {
         "num_virtual_stages_per_pipeline_rank": chunks,
-        "microbatch_group_size_per_virtual_pipeline_stage": microbatch_group(plan, TARGET),
-        **sharding_values(plan),
+        "microbatch_group_size_per_virtual_pipeline_stage": core.microbatch_group(plan, TARGET),
+        **core.sharding_values(plan),
     }
     if layout.zero >= 2:
         values |= {"no_gradient_accumulation_fusion": True, "ckpt_format": "fsdp_dtensor"}
@@ -212,9 +196,9 @@ def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
         "  # checkout of Megatron-LM",
         f"NODE_RANK=${{NODE_RANK:-${{SLURM_NODEID:-{'' if several else '0'}}}}}",
         *missing,
-        f"MASTER_ADDR={ADDRESS if several else '${MASTER_ADDR:-localhost}'}",
+        f"MASTER_ADDR={launch_plan.ADDRESS if several else '${MASTER_ADDR:-localhost}'}",
         "MASTER_PORT=${MASTER_PORT:-29500}",
-        f"export CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)}",
+        f"export CUDA_DEVICE_MAX_CONNECTIONS={core.connections(plan)}",
         "",
     ]
     used = ""

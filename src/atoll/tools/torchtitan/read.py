@@ -25,10 +25,10 @@ from atoll.workload.families.model_config import ModelConfig
 
 NAMES = load_names("torchtitan")
 SCHEDULES = {
-    "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
-    "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
+    "1F1B": "1f1b", "Interleaved1F1B": "interleaved", "GPipe": "gpipe",
+    "ZBVZeroBubble": "zb-v", "InterleavedZeroBubble": "zb-h1", "DualPipeV": "dualpipe",
 }  # fmt: skip
-
+"""Pipeline orders by torchtitan's names, read in any case."""
 OPTIMIZERS = {"fused": "", "foreach": "foreach", "for-loop": "forloop"}
 """Flags of the optimizer's implementations."""
 BACKENDS = {"sdpa": "flash", "flex_flash": "flash", "flex": "flex", "varlen": "flash2"}
@@ -136,8 +136,8 @@ def _pipeline(args: LaunchArguments, pp: int, layers: int) -> dict[str, Any]:
         args.text("parallelism.module_fqns_per_model_part")
     if pp == 1:
         return {"vpp": 1}
-    order = SCHEDULES.get((schedule or "1F1B").lower())
-    if order is None:
+    orders = {name.lower(): order for name, order in SCHEDULES.items()}
+    if (order := orders.get((schedule or "1F1B").lower())) is None:
         raise AtollError(f"{args.file}: pipeline schedule {schedule!r} is not modelled")
     stages = len(parts) if parts else -(-layers // layers_per_stage) if layers_per_stage else pp
     # 2 is torchtitan's default for looped schedules.

@@ -16,11 +16,10 @@ from atoll.step.orders import groups
 from atoll.tools.hugging_face import model_contents
 from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal, trial_note
 from atoll.tools.torchtitan.flavors import FLAVORS, find_flavor
+from atoll.tools.torchtitan.read import BACKENDS, SCHEDULES
 
 TARGET = "torchtitan"
 FILE = "torchtitan_job.py"
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "zb-v": "ZBVZeroBubble"}
-"""With vpp > 1 the schedule is Interleaved1F1B."""
 REGISTER = (files("atoll.tools.torchtitan") / "register.py.txt").read_text(encoding="utf-8")
 """Code that registers a Llama-like shape."""
 RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
@@ -30,8 +29,8 @@ CONVERTERS = {
     "mxfp8": 'MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=True)',
 }
 """Converters of all linear layers but the head, by precision."""
-
-BACKENDS = {"flash": "flex_flash", "flash2": "varlen"}
+SCHEDULE_NAMES = {order: name for name, order in SCHEDULES.items()}
+BACKEND_NAMES = {kernel: name for name, kernel in BACKENDS.items()}
 """torchtitan's names of attention kernels; others run as FlexAttention."""
 
 
@@ -44,7 +43,7 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
         "model": {
             "name": flavor.name,
             "flavor": flavor.flavor,
-            "attn_backend": BACKENDS.get(plan.attention, "flex"),
+            "attn_backend": BACKEND_NAMES.get(plan.attention, "flex"),
         },
         "training": _training(plan),
         "parallelism": {
@@ -124,9 +123,9 @@ def _pipeline(plan: LaunchPlan) -> Settings:
     settings: Settings = {"pipeline_parallel_degree": layout.pp}
     if layout.pp == 1:
         return settings
-    schedule = "Interleaved1F1B" if layout.vpp > 1 else SCHEDULES[layout.schedule]
+    order = "interleaved" if layout.vpp > 1 else layout.schedule
     settings |= {
-        "pipeline_parallel_schedule": schedule,
+        "pipeline_parallel_schedule": SCHEDULE_NAMES[order],
         "pipeline_parallel_microbatch_size": layout.microbatch,
     }
     if plan.even:
