@@ -17,18 +17,11 @@ from atoll.questions.verbs import (
     CheckQuestion,
     ExplainQuestion,
     HardwareQuestion,
-    ModelsQuestion,
     SchemaQuestion,
 )
 
 if TYPE_CHECKING:
     from atoll.answers.validation import OperatorsValidation
-
-
-def _models(question: ModelsQuestion) -> Any:
-    """Return the zoo, or one model."""
-    every = question.name is None
-    return api.list_models() if every else api.describe_model(**question.asked())
 
 
 def _explained(question: ExplainQuestion) -> Explanation:
@@ -70,7 +63,9 @@ ANSWERED: dict[str, Callable[[Any], Any]] = {
     "explain": _explained,
     "hardware": lambda question: api.describe_hardware(question.name),
     "measure": lambda question: several.measure(job=question),
-    "models": _models,
+    "models": lambda question: (
+        api.list_models() if question.name is None else api.describe_model(**question.asked())
+    ),
     "place": lambda question: api.place(**question.asked()),
     "plan": lambda question: api.plan(job=question),
     "search": lambda question: api.search(question),

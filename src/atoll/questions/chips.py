@@ -119,12 +119,8 @@ class SearchQuestion(Question):
     sp: bool | None = option(
         "Sequence parallelism.", LAYOUT, None, shown="both where tp is above 1"
     )
-    zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
-        "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
-    )
-    order: Annotated[tuple[f.OrderName, ...], Several] = option(
-        "Pipeline orders.", LAYOUT, (), shown="all but gpipe"
-    )
+    zero: f.ZeroStages = option("ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3")
+    order: f.OrderNames = option("Pipeline orders.", LAYOUT, (), shown="all but gpipe")
     recompute: Annotated[str, Named("atoll.placement.facts:RECOMPUTE")] = option(
         "What is recomputed; optimal: chosen per operator.", LAYOUT, "optimal"
     )
@@ -180,7 +176,7 @@ class SearchQuestion(Question):
         SEARCH, 0, shown="none",
     )  # fmt: skip
     baselines: f.Baselines = True
-    beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
+    beside: f.DeviceNames = option(
         "Existing devices to compare with: names or files.", SEARCH, (), exclude=True
     )
     seed: f.Seed = 0

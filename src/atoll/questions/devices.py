@@ -303,14 +303,12 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     etp: Counts = option("Tensor-parallel degrees of the experts.", LAYOUT, (), shown="1, tp")
     vpp: Counts = option("Model chunks per stage.", LAYOUT, (), shown="any")
     microbatch: Counts = option("Sequences in a microbatch.", LAYOUT, (), shown="any")
-    zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
-        "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
-    )
+    zero: f.ZeroStages = option("ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3")
     hsdp: Counts = option("Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="any")
     recompute: Annotated[tuple[f.RecomputeName, ...], Several] = option(
         "What is recomputed.", LAYOUT, (), shown="none, selective, alternate, full, optimal"
     )
-    order: Annotated[tuple[f.OrderName, ...], Several] = option(
+    order: f.OrderNames = option(
         "Pipeline orders; 1f1b includes interleaved.",
         LAYOUT,
         (),

@@ -68,6 +68,10 @@ PolicyName = Annotated[
     str, Named("atoll.step.layout:RECOMPUTE", "atoll.step.layout:check_recompute")
 ]
 OrderName = Annotated[str, Named("atoll.step.orders:ORDERS")]
+ZeroStages = Annotated[tuple[ZeroStage, ...], Several]
+OrderNames = Annotated[tuple[OrderName, ...], Several]
+DeviceNames = Annotated[tuple[DeviceName, ...], Several]
+Paths = Annotated[tuple[Path, ...], Several]
 
 Device = Annotated[
     DeviceName,

@@ -86,9 +86,7 @@ class CalibrateQuestion(Question):
         "Training runs, steps, or operators (CSV).", MEASURED, None, shown="our H200's operators"
     )
     trace: Path | None = option("Trace of the PyTorch profiler (JSON, .gz).", MEASURED, None)
-    nccl_tests: Annotated[tuple[Path, ...], Several] = option(
-        "Logs of nccl-tests.", MEASURED, (), shown="none"
-    )
+    nccl_tests: f.Paths = option("Logs of nccl-tests.", MEASURED, (), shown="none")
     device: Measured = "h200"
     out: Path | None = option("Write the site or the calibration (YAML) here.", OUTPUT, None)
     example = "atoll calibrate runs.csv --out site.yaml"
@@ -130,12 +128,8 @@ class BenchQuestion(Question):
     plug-ins. Runs that a predictor cannot express are counted separately.
     """
 
-    files: Annotated[tuple[Path, ...], Several] = option(
-        "Tables of training runs or steps (CSV).", MEASURED
-    )
-    oom: Annotated[tuple[Path, ...], Several] = option(
-        "Tables of runs that ran out of memory (CSV).", MEASURED, ()
-    )
+    files: f.Paths = option("Tables of training runs or steps (CSV).", MEASURED)
+    oom: f.Paths = option("Tables of runs that ran out of memory (CSV).", MEASURED, ())
     predictors: Annotated[
         tuple[Annotated[str, Named("atoll.predictors.registry:PREDICTORS")], ...], Several
     ] = option("Predictors; others are compared with the first.", MEASURED, (), shown="all")
@@ -200,7 +194,7 @@ class ExplainQuestion(Question):
     """
 
     folder: Folder
-    beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
+    beside: f.DeviceNames = option(
         "Of a searched chip: existing devices to compare with, names or files.", OUTPUT, (),
         shown="those of the search",
     )  # fmt: skip
@@ -369,7 +363,7 @@ class McpQuestion(Question):
     This needs the extra `mcp` (pip install 'atoll[mcp]').
     """
 
-    folders: Annotated[tuple[Path, ...], Several] = option(
+    folders: f.Paths = option(
         "Folders whose files an agent may name.", "Files", (), shown="the working directory"
     )
     calls: Annotated[Count, Field(le=64)] = option("Calls that may run at once.", "Files", 4)

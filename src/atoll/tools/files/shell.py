@@ -257,10 +257,6 @@ class Shell:
         self.values |= {str(index + 1): text for index, text in enumerate(arguments)}
         self.values["#"] = str(len(arguments))
 
-    def forget(self, name: str) -> None:
-        for table in (self.values, self.arrays, self.exported):
-            table.pop(name, None)
-
     def source(self, name: str) -> None:
         """Run a sourced file; one that is not found is recorded and skipped."""
         path = named_file(self.folder / "script", name)
@@ -415,8 +411,9 @@ class _Block:
         elif words[0] == "shift" and "@" in shell.arrays:
             shell.shift(int(words[1]) if len(words) > 1 and words[1].isdigit() else 1)
         elif words[0] == "unset":
-            for name in words[1:]:
-                shell.forget(name)
+            for table in (shell.values, shell.arrays, shell.exported):
+                for name in words[1:]:
+                    table.pop(name, None)
         else:
             shell.commands.append(tuple(words))
             shell.words += len(words)

@@ -93,10 +93,8 @@ def _with_variables(
     words, result = [], dict(carried)
 
     def carries(arguments: Mapping[str, Any]) -> bool:
-        return all(
-            n in result and _words_of(result[n]) == expanded(v, values)
-            for n, v in arguments.items()
-        )
+        words_by_name = {n: expanded(v, values) for n, v in arguments.items()}
+        return all(n in result and _words_of(result[n]) == w for n, w in words_by_name.items())
 
     outside, guarded = guarded_words(marked[at + 1 :])
     for guard, inside in guarded:
@@ -131,12 +129,10 @@ def _words_of(value: Any) -> list[str]:
 def read_megatron_values(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read MODEL_ARGS of a YAML file of Megatron-LM's tests; switches are true or false."""
     values = {str(n).lstrip("-").replace("-", "_"): v for n, v in content["MODEL_ARGS"].items()}
-    switches = {name: None if value is True else value for name, value in values.items()}
-    args = LaunchArguments(file, switches, UNKNOWN, user.vocab)
-    for name in [name for name, value in values.items() if value is False]:
-        del switches[name]
-        args.ignored[name] = "false"
-    args.ignored |= {n: str(v) for n, v in flatten(content) if not n.startswith("MODEL_ARGS.")}
+    off = {n: "false" for n, v in values.items() if v is False}
+    chosen = {n: None if v is True else v for n, v in values.items() if n not in off}
+    others = {n: str(v) for n, v in flatten(content) if not n.startswith("MODEL_ARGS.")}
+    args = LaunchArguments(file, chosen, UNKNOWN, user.vocab, ignored=off | others)
     return build_launch(args, None)
 
 
@@ -180,7 +176,9 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     described = {*args.used, "train_iters", "world_size"}
     fields |= software_fields(args)
     ranks = fields["tp"] * fields["pp"] * fields["cp"]
-    grown, batch = _last_batch(args), args.count("global_batch_size")
+    schedule = args.text("step_batch_size_schedule") or ""  # growing, "0:768 250B:1536"
+    last = schedule.split()[-1].rpartition(":")[2] if schedule.strip() else ""
+    grown, batch = int(last) if last.isdigit() else None, args.count("global_batch_size")
     if grown and batch and grown != batch:
         raise AtollError(f"{args.file}: says two batches, {batch} and in the end {grown}")
     batch = batch or grown
@@ -194,13 +192,6 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     notes = (f"megatron-core runs this layout, but {warning}",) if warning else ()
     carried, account = args.carried(described, NAMES), args.account(NAMES)
     return Launch(args.file, "megatron-lm", model, fields, steps, account, notes, carried)
-
-
-def _last_batch(args: LaunchArguments) -> int | None:
-    """Return the final batch of a growing schedule such as "0:768 250B:1536"."""
-    schedule = (args.text("step_batch_size_schedule") or "").split()
-    last = schedule[-1].rpartition(":")[2] if schedule else ""
-    return int(last) if last.isdigit() else None
 
 
 def layout_fields(args: LaunchArguments, layers: int) -> dict[str, Any]:
@@ -299,13 +290,6 @@ def _precision(args: LaunchArguments) -> dict[str, Any]:
     return {"precision": precision, "optimizer": "mixed16" if narrow else "mixed"}
 
 
-def _dispatcher(args: LaunchArguments) -> str:
-    """Return the expert token dispatcher; DeepEP and HybridEP send a token once per node."""
-    kind = args.text("moe_token_dispatcher_type") or "allgather"
-    backend = args.text("moe_flex_dispatcher_backend") or "deepep"
-    return backend if args.has("moe_enable_deepep") or kind == "flex" else kind
-
-
 def software_fields(args: LaunchArguments) -> dict[str, Any]:
     """Return the attention kernel, flags and overlaps."""
     backend = args.text("attention_backend")
@@ -328,6 +312,11 @@ def software_fields(args: LaunchArguments) -> dict[str, Any]:
     }
     if not unfused:  # of a kernel that is not used
         args.has("no_masked_softmax_fusion")
+    # DeepEP and HybridEP send an expert's token once per node.
+    dispatcher = args.text("moe_token_dispatcher_type") or "allgather"
+    backend = args.text("moe_flex_dispatcher_backend") or "deepep"
+    if args.has("moe_enable_deepep") or dispatcher == "flex":
+        dispatcher = backend
     overlaps = {
         "grad_reduce": (reduced := args.has("overlap_grad_reduce")),
         "no_grad_reduce": not reduced,
@@ -336,7 +325,7 @@ def software_fields(args: LaunchArguments) -> dict[str, Any]:
         "p2p": not args.has("no_overlap_p2p_communication")
         or args.has("overlap_p2p_communication"),
         "ep_a2a": args.has("overlap_moe_expert_parallel_comm"),
-        f"dispatcher={_dispatcher(args)}": "num_experts" in args.values,
+        f"dispatcher={dispatcher}": "num_experts" in args.values,
     }
     graphs = args.has("enable_cuda_graph", "external_cuda_graph")
     scope = args.text("cuda_graph_scope", "cuda_graph_impl")

@@ -42,8 +42,10 @@ def build_model(args: LaunchArguments) -> ModelConfig:
     biased = not args.has("disable_bias_linear")
     window, windows = _windows(args, fields["layers"])
     squared = args.has("squared_relu")
+    grouped = args.has("group_query_attention") or "num_key_value_heads" in args.values
+    groups = args.count("num_query_groups", "num_key_value_heads")
     fields |= {
-        "kv_heads": _key_heads(args) or heads,
+        "kv_heads": (groups if grouped else None) or heads,
         "ffn": ffn,
         "vocab": _vocabulary(args),
         "max_sequence": max(longest, sequence),
@@ -63,12 +65,6 @@ def build_model(args: LaunchArguments) -> ModelConfig:
         **(_experts(args, ffn) if args.count("num_experts") else {}),
     }
     return ModelConfig(name=Path(args.file).stem, family="megatron", **fields)
-
-
-def _key_heads(args: LaunchArguments) -> int | None:
-    grouped = args.has("group_query_attention") or "num_key_value_heads" in args.values
-    groups = args.count("num_query_groups", "num_key_value_heads")
-    return groups if grouped else None
 
 
 def _head(args: LaunchArguments, head_dim: int) -> dict[str, int]:

@@ -83,10 +83,8 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
                 f"{model.name}; shorten it",
             )
     rotary = model.positions == "rotary"
-    numbers = {
-        "rotary_base": model.rotary_base if rotary else None,
-        "norm_epsilon": model.norm_epsilon,
-    }
+    base = model.rotary_base if rotary else None
+    numbers = {"rotary_base": base, "norm_epsilon": model.norm_epsilon}
     if missing := [name for name in numbers if rotary and numbers[name] is None]:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         notes.append(f"The model's description has no {words}: add the values it was built with.")

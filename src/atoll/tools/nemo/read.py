@@ -31,9 +31,9 @@ def read_nemo(file: str, content: Mapping[str, Any], user: UserValues) -> Launch
         return isinstance(value, Mapping) or bool(section and value is not None)
 
     NAMES.refuse_programs(file, is_stated, {})
-    values, file_names, without_effect = _translated(content)
+    values, file_names, ignored = _translated(content)
     args = LaunchArguments(
-        file, values, UNKNOWN, user.vocab, file_names=file_names, ignored=without_effect
+        file, values, UNKNOWN, user.vocab, file_names=file_names, ignored=ignored
     )
     described = user.model
     if described is None:

@@ -51,6 +51,8 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     local_batch = args.count("training.local_batch_size", "training.batch_size") or 8
     microbatch = args.count("parallelism.pipeline_parallel_microbatch_size")
     chunks = args.count("loss.num_chunks") or 1  # job files (TOML) are of releases without it
+    parts = args.text("compile.components") or "model loss"
+    compiled = args.has("compile.enable", "training.compile") and "model" in parts
     fields |= {
         "etp": (fields["etp"] or 1) if ep > 1 and described.experts else None,  # else no effect
         "sp": not args.off("parallelism.enable_sequence_parallel") and tp > 1,
@@ -58,7 +60,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         "local_batch": local_batch,
         "precision": _precision(args),
         "recompute": _recompute(args, -(-described.layers // pp)),
-        "stack": "torchtitan-compiled" if _compiled(args) else "torchtitan",
+        "stack": "torchtitan-compiled" if compiled else "torchtitan",
         "cuda_graphs": "full_iteration" if args.off("training.disable_cuda_graphs") else None,
         "attention": _word(args, "model.attn_backend", BACKENDS, "sdpa"),
         **_data_parallel(args, tp, fields["cp"], pp),
@@ -142,11 +144,6 @@ def _pipeline(args: LaunchArguments, pp: int, layers: int) -> dict[str, Any]:
     stages = len(parts) if parts else -(-layers // layers_per_stage) if layers_per_stage else pp
     # 2 is torchtitan's default for looped schedules.
     return {"vpp": max(2, stages // pp) if order == "interleaved" else 1, "order": order}
-
-
-def _compiled(args: LaunchArguments) -> bool:
-    parts = args.text("compile.components") or "model loss"
-    return args.has("compile.enable", "training.compile") and "model" in parts
 
 
 def _recompute(args: LaunchArguments, blocks: int) -> str:
