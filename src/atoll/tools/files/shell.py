@@ -299,12 +299,14 @@ class _Block:
         word = token.bare
         if word in ("if", "elif"):
             self.at += 1
-            holds = self._condition(self._until_word("then"))
+            words = self.shell.expand_all(self._until_word("then"))
+            tested = words[:1] in (["["], ["[["], ["test"])  # other conditions do not hold
+            is_true = tested and holds([w for w in words[1:] if w not in ("]", "]]")])
             if word == "if":
-                self.branches.append((holds, holds))
+                self.branches.append((is_true, is_true))
             elif self.branches:
                 _, before = self.branches.pop()
-                self.branches.append((holds and not before, holds or before))
+                self.branches.append((is_true and not before, is_true or before))
         elif word == "else" and self.branches:
             _, before = self.branches.pop()
             self.branches.append((not before, True))
@@ -335,13 +337,6 @@ class _Block:
             if isinstance(token, Word) and token.bare == end:
                 return list(self.script[begin : self.at - 1])
         raise AtollError(f"{self.shell.name}: a block has no {end!r}")
-
-    def _condition(self, tested: list[Token]) -> bool:
-        """Return whether a test holds; undecidable tests do not."""
-        words = self.shell.expand_all(tested)
-        if not words or words[0] not in ("[", "[[", "test"):
-            return False
-        return holds([w for w in words[1:] if w not in ("]", "]]")])
 
     def _case(self) -> None:
         self.at += 1
