@@ -138,10 +138,7 @@ def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
             for key, _ in pairs:
                 key.value = renamed.get(str(key.value), key.value)
         if root is None:
-            fields, keys = model.model_fields, field_by_key(model)
-            needed = [key for key, name in keys.items() if fields[name].is_required()]
-            wanted = f"the fields {', '.join(needed)}" if needed else "some fields"
-            raise AtollError(f"{where}: the file is empty, expected {wanted}")
+            raise AtollError(f"{where}: the file is empty, expected {_fields_wanted(model)}")
         _refuse_repeated_keys(root, where)
         _refuse_too_much(root, where)
         data = loader.construct_document(root)
@@ -343,6 +340,11 @@ def _field_names(annotation: Any, path: list[str]) -> list[str]:
     container = typing.get_origin(annotation) in (list, tuple, dict, Mapping)
     names = (_field_names(a, path[1:] if container else path) for a in arguments)
     return list(dict.fromkeys(name for branch in names for name in branch))
+
+
+def _fields_wanted(model: type[BaseModel]) -> str:
+    needed = [key for key, n in field_by_key(model).items() if model.model_fields[n].is_required()]
+    return "the fields " + ", ".join(needed) if needed else "some fields"
 
 
 def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
