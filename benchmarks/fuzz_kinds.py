@@ -198,10 +198,12 @@ def readers(made: Path) -> list[Reader]:
 
 def _job(path: Path) -> Any:
     from atoll.explore.answer.scope import open_space
-    from atoll.questions import JOBS, SearchQuestion
+    from atoll.questions import PlanQuestion, PodsQuestion, SearchQuestion, WaferQuestion
     from atoll.questions.ask import load_job
 
-    job = load_job(path, JOBS)
+    kinds: dict[str, Any] = {"chips": SearchQuestion, "devices": PlanQuestion}
+    kinds |= {"pods": PodsQuestion, "wafer": WaferQuestion}
+    job = load_job(path, kinds)
     return job.to_dict(), len(open_space(job)[0]) if isinstance(job, SearchQuestion) else 0
 
 

@@ -10,6 +10,7 @@ from atoll import questions
 from atoll.answers.answer import Answer, DrawableResult, build_from, read_answer
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
+from atoll.files.atomic_file import check_folder
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
 
@@ -240,9 +241,8 @@ def calibrate(
     """
     from atoll.calibration.file_kinds import calibrate_file
 
-    return calibrate_file(
-        ask({"calibrate": questions.verbs.CalibrateQuestion}, None, {"data": data, **fields})
-    )
+    kinds = {"calibrate": questions.verbs.CalibrateQuestion}
+    return calibrate_file(ask(kinds, None, {"data": data, **fields}))
 
 
 @described_by("validate")
@@ -276,10 +276,7 @@ def validate(
 
 @overload
 def estimate(
-    model: str,
-    device: str,
-    devices: int | None = None,
-    **fields: Unpack[keywords.EstimateFields],
+    model: str, device: str, devices: int | None = None, **fields: Unpack[keywords.EstimateFields]
 ) -> Estimate: ...
 @overload
 def estimate(
@@ -331,9 +328,7 @@ def estimate(
 
         return estimate_wafer(question)
     if question.messages is not None:
-        from atoll.export.messages import check_messages_path
-
-        check_messages_path(question.messages)
+        import_named("atoll.export.messages:check_messages_path")(question.messages)
     training_run = run_from_question(question)
     result = replace(run(training_run, layout_from_question(training_run, question)), launched=True)
     if question.messages is not None:
@@ -341,13 +336,9 @@ def estimate(
 
         write_messages(step_messages(result), question.messages)
     if question.chakra is not None:
-        from atoll.export.chakra import write_chakra
-
-        write_chakra(result, question.chakra)
+        import_named("atoll.export.chakra:write_chakra")(result, question.chakra)
     if question.out is not None:
-        from atoll.report.folder import write_plan
-
-        write_plan(result, question.out)
+        import_named("atoll.report.folder:write_plan")(result, question.out)
     return _written(result, question)
 
 
@@ -492,13 +483,9 @@ def _check_files(
     if getattr(question, "sweep", ()):
         raise AtollError("sweep: one answer is asked for here; atoll.sweep has one for every value")
     if question.out is not None:
-        from atoll.files.atomic_file import check_folder
-
         check_folder(question.out)
     if question.trace is not None:
-        from atoll.report.trace import check_trace_path
-
-        check_trace_path(question.trace)
+        import_named("atoll.report.trace:check_trace_path")(question.trace)
 
 
 def _written(result: E, question: PlanQuestion | EstimateQuestion) -> E:

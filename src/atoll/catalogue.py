@@ -8,50 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
+from atoll.answers import hardware as answers
 from atoll.answers.answer import build_from
-from atoll.answers.hardware import (
-    AcceleratorAnswer,
-    CalibrationEntry,
-    CatalogueAnswer,
-    DeviceAnswer,
-    HardwareAnswer,
-    HardwareLevel,
-    HbmChoice,
-    NetworkAnswer,
-    SpaceEntry,
-    TemplateAnswer,
-    TemplateParameter,
-    WaferEntry,
-)
+from atoll.answers.hardware import HardwareAnswer, HbmChoice, SpaceEntry
 from atoll.base.errors import AtollError, as_path
 from atoll.cost.model import COST_MODELS
 from atoll.fabric.network import Network
-from atoll.files.yamlfile import field_by_key, load_yaml, suggestion
+from atoll.files.yamlfile import AnyFields, field_by_key, load_yaml, suggestion
+from atoll.hardware import catalog, gpu
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.catalog import (
-    AcceleratorFile,
-    NetworkFile,
-    accelerator_names,
-    entry_text,
-    is_file,
-    load_accelerator,
-    load_network,
-    network_names,
-    unknown_entry,
-)
+from atoll.hardware.catalog import is_file, load_network
 from atoll.hardware.device_names import same_device
-from atoll.hardware.gpu import (
-    CalibrationFile,
-    GpuFile,
-    gpu_name,
-    gpu_names,
-    load_calibration,
-    load_gpu,
-)
 from atoll.hardware.product_space import phaze_space
 from atoll.hardware.silicon.chip import area_parts, peak_power_W, rated_power_W
 from atoll.hardware.silicon.systolic import TEMPLATES
@@ -63,26 +36,26 @@ NETWORK = "network/"
 """Before the name of a network, which some devices have too."""
 
 
-def catalogue() -> CatalogueAnswer:
+def _names() -> dict[str, Any]:
+    """Return all names that can be described, by the list of the catalogue that has them."""
+    return {
+        "devices": gpu.gpu_names(),
+        "accelerators": catalog.accelerator_names(),
+        "networks": catalog.network_names(),
+        "spaces": SPACES,
+        "wafers": wafer_names(),
+        "chip_templates": tuple(TEMPLATES),
+    }
+
+
+def catalogue() -> answers.CatalogueAnswer:
     """Return all names by kind."""
-    return CatalogueAnswer(
-        devices=tuple(gpu_names()),
-        accelerators=tuple(accelerator_names()),
-        networks=tuple(network_names()),
-        spaces=SPACES,
-        wafers=tuple(wafer_names()),
-        chip_templates=tuple(TEMPLATES),
-        cost_models=tuple(COST_MODELS),
-    )
+    return answers.CatalogueAnswer(**_names(), cost_models=tuple(COST_MODELS))
 
 
 def hardware_names() -> tuple[str, ...]:
     """Return all names that can be described."""
-    names = catalogue()
-    return (
-        *names.devices, *names.accelerators, *names.networks, *names.spaces, *names.wafers,
-        *names.chip_templates,
-    )  # fmt: skip
+    return tuple(chain(*_names().values()))
 
 
 def describe(name: str) -> HardwareAnswer:
@@ -94,21 +67,15 @@ def describe(name: str) -> HardwareAnswer:
         return _FILES[_kind(name)][1](name)
     if "=" in name:  # dgx-h100:infiniband=25GB/s
         return _network(name)
-    names: dict[Callable[[str], HardwareAnswer], tuple[str, ...]] = {
-        _device: gpu_names(),
-        _network: network_names(),
-        _accelerator: accelerator_names(),
-        _wafer: wafer_names(),
-        _space: SPACES,
-        _template: tuple(TEMPLATES),
-    }
-    for show, kind_names in names.items():
-        if name in kind_names:
+    names = _names()
+    for kind, show in _LISTS.items():
+        if name in names[kind]:
             return show(name)
-    if (device := gpu_name(name)) is not None:
+    if (device := gpu.gpu_name(name)) is not None:
         return _device(device)
-    near = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
-    raise unknown_entry("hardware", name, suggestion(name.lower(), near))
+    in_order = chain(*(names[kind] for kind in _LISTS))
+    near = same_device(name, names["devices"]) or dict.fromkeys(in_order)
+    raise catalog.unknown_entry("hardware", name, suggestion(name.lower(), near))
 
 
 def describe_file(name: str) -> str:
@@ -116,51 +83,45 @@ def describe_file(name: str) -> str:
     describe(name)  # which refuses unknown names and files
     if is_file(name):
         return Path(name).read_text(encoding="utf-8")
-    kinds = {
-        "gpu": gpu_names(),
-        "network": network_names(),
-        "accelerator": accelerator_names(),
-        "wafer": wafer_names(),
-    }
+    lists: tuple[str, ...] = ("devices", "networks", "accelerators", "wafers")
     if name.startswith(NETWORK):
-        kinds, name = {"network": kinds["network"]}, name.removeprefix(NETWORK)
-    for kind, names in kinds.items():
-        if name in names:
-            return entry_text(kind, name)
-    if (device := gpu_name(name)) is not None:
-        return entry_text("gpu", device)
+        lists, name = ("networks",), name.removeprefix(NETWORK)
+    names = _names()
+    for listed in lists:
+        if name in names[listed]:
+            return catalog.entry_text("gpu" if listed == "devices" else listed[:-1], name)
+    if (device := gpu.gpu_name(name)) is not None:
+        return catalog.entry_text("gpu", device)
     raise AtollError(
         f"yaml: {name} is not kept as a file; those of the catalogue's devices, accelerators, "
         "networks and wafers are"
     )
 
 
-def _device(name: str) -> DeviceAnswer:
-    gpu = load_gpu(name)
+def _device(name: str) -> answers.DeviceAnswer:
+    device = gpu.load_gpu(name)
+    flops = {kind: getattr(device, f"{kind}_flops") for kind in ("bf16", "fp16", "fp8", "fp4")}
     return build_from(
-        DeviceAnswer,
-        gpu,
-        device=gpu.name,
-        bf16_TFLOPs=None if gpu.bf16_flops is None else gpu.bf16_flops / 1e12,
-        fp16_TFLOPs=None if gpu.fp16_flops is None else gpu.fp16_flops / 1e12,
-        fp8_TFLOPs=None if gpu.fp8_flops is None else gpu.fp8_flops / 1e12,
-        fp4_TFLOPs=None if gpu.fp4_flops is None else gpu.fp4_flops / 1e12,
-        hbm_GiB=gpu.hbm_bytes / 2**30,
-        hbm_TBps=gpu.hbm_Bps / 1e12,
-        calibration=gpu.calibration.name,
-        levels=_levels(load_network(gpu.network)),
+        answers.DeviceAnswer,
+        device,
+        device=device.name,
+        hbm_GiB=device.hbm_bytes / 2**30,
+        hbm_TBps=device.hbm_Bps / 1e12,
+        calibration=device.calibration.name,
+        levels=_levels(load_network(device.network)),
+        **{f"{kind}_TFLOPs": rate and rate / 1e12 for kind, rate in flops.items()},
     )
 
 
-def _network(name: str) -> NetworkAnswer:
+def _network(name: str) -> answers.NetworkAnswer:
     network = load_network(name)
-    return NetworkAnswer(network=network.name, levels=_levels(network))
+    return answers.NetworkAnswer(network=network.name, levels=_levels(network))
 
 
-def _levels(network: Network) -> tuple[HardwareLevel, ...]:
+def _levels(network: Network) -> tuple[answers.HardwareLevel, ...]:
     """Return the levels of a network with their efficiency for long messages."""
     return tuple(
-        HardwareLevel(
+        answers.HardwareLevel(
             name=level.name,
             devices=level.devices,
             bandwidth_GBps=level.bandwidth_Bps / 1e9,
@@ -171,10 +132,10 @@ def _levels(network: Network) -> tuple[HardwareLevel, ...]:
     )
 
 
-def _accelerator(name: str) -> AcceleratorAnswer:
-    chip = load_accelerator(name)
+def _accelerator(name: str) -> answers.AcceleratorAnswer:
+    chip = catalog.load_accelerator(name)
     parts = area_parts(chip)
-    return AcceleratorAnswer.of(
+    return answers.AcceleratorAnswer.of(
         chip,
         accelerator=chip.name,
         peak_power_W=peak_power_W(chip),
@@ -201,13 +162,15 @@ def _space(name: str) -> SpaceEntry:
     )
 
 
-def _template(name: str) -> TemplateAnswer:
+def _template(name: str) -> answers.TemplateAnswer:
     template = TEMPLATES[name]
-    return TemplateAnswer(
+    return answers.TemplateAnswer(
         chip_template=template.name,
         about=template.about,
         parameters=tuple(
-            TemplateParameter(name=p.name, label=p.label, values=", ".join(map(p.shown, p.values)))
+            answers.TemplateParameter(
+                name=p.name, label=p.label, values=", ".join(map(p.shown, p.values))
+            )
             for p in template.parameters
         ),
         buffers_before_hbm=template.levels.names if template.levels else (),
@@ -221,43 +184,48 @@ def _hbm(options: tuple[Hbm, ...]) -> tuple[HbmChoice, ...]:
     )
 
 
-def _wafer(name: str) -> WaferEntry:
+def _wafer(name: str) -> answers.WaferEntry:
     wafer, count = load_wafer(name), len(load_wafers(name))
     space_size = None if count == 1 else count
-    return WaferEntry.of(wafer, wafer=wafer.name, wafers_in_its_space=space_size)
+    return answers.WaferEntry.of(wafer, wafer=wafer.name, wafers_in_its_space=space_size)
 
 
-def _calibration(name: str) -> CalibrationEntry:
-    calibration = load_calibration(name)
+def _calibration(name: str) -> answers.CalibrationEntry:
+    calibration = gpu.load_calibration(name)
     tables = {"traffic": dict(calibration.traffic), "formats": dict(calibration.formats)}
-    return build_from(CalibrationEntry, calibration, calibration=calibration.name, **tables)
+    return build_from(answers.CalibrationEntry, calibration, calibration=calibration.name, **tables)
 
 
+_LISTS: dict[str, Callable[[str], HardwareAnswer]] = {
+    "devices": _device,
+    "networks": _network,
+    "accelerators": _accelerator,
+    "wafers": _wafer,
+    "spaces": _space,
+    "chip_templates": _template,
+}
+"""Functions that describe an entry, by its list, in the order in which names are looked up."""
 _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {
-    "device": (GpuFile, _device),
-    "accelerator": (AcceleratorFile, _accelerator),
-    "network": (NetworkFile, _network),
+    "device": (gpu.GpuFile, _device),
+    "accelerator": (catalog.AcceleratorFile, _accelerator),
+    "network": (catalog.NetworkFile, _network),
     "space": (space_file(), _space),
     "wafer": (WaferFile, _wafer),
-    "calibration": (CalibrationFile, _calibration),
+    "calibration": (gpu.CalibrationFile, _calibration),
 }
 _COMMON = {"name", "source"}
 _CHOICES = ("tensor_cores", "vector_cores", "width", "depth", "glb", "hbm")
 """Fields with one value in an accelerator, and a list or a rule in a space."""
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
 def _kind(path: str) -> str:
     """Return the kind of a file: the one with most of its fields."""
-    fields = load_yaml(path, _Fields).model_extra or {}
+    fields = load_yaml(path, AnyFields).model_extra or {}
     matches = {
         kind: len(fields.keys() & (field_by_key(model).keys() - _COMMON))
         for kind, (model, _) in _FILES.items()
     }
-    kind = max(matches, key=lambda name: matches[name])
+    kind = max(matches, key=matches.__getitem__)
     if matches[kind] == 0 or 2 * matches[kind] < len(fields.keys() - _COMMON):
         *most, last = _FILES
         raise AtollError(

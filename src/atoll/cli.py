@@ -94,9 +94,8 @@ _PLACES = {
     "capture": ("capture",),
     "designs": ("designs",),
     "mcp": ("mcp",),
-    "report": ("compare", "report", "trace"),
+    "report": ("compare", "report", "serve", "trace"),
     "search": ("search",),
-    "serve": ("serve",),
     "training": ("estimate", "plan"),
 }
 _WHERE = {command: place for place, commands in _PLACES.items() for command in commands}

@@ -15,7 +15,7 @@ from atoll.tools.files.shell_tokens import UNKNOWN
 
 
 def words(text: str, **environment: str) -> tuple[str, ...]:
-    return follow_script(text, "run.sh", Path(), environment).commands[-1].words
+    return follow_script(text, "run.sh", Path(), environment).commands[-1]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_arrays_are_spread_item_by_item() -> None:
 )
 def test_arguments_of_the_script(script: str, said: tuple[str, ...]) -> None:
     commands = follow_script(script, "run.sh", Path(), {}, ("a b", "8")).commands
-    assert commands[-1].words[1:] == said
+    assert commands[-1][1:] == said
 
 
 def test_the_environment_can_be_given() -> None:
@@ -82,7 +82,7 @@ def test_a_file_beside_the_script_is_sourced_and_one_elsewhere_is_not(tmp_path: 
     (tmp_path / "secret.sh").write_text("TP=9\n")
     script = tmp_path / "run" / "go.sh"
     script.write_text("source common.sh\n. ../secret.sh\nrun $TP\n")
-    assert read_script(script).commands[-1].words == ("run", "8")
+    assert read_script(script).commands[-1] == ("run", "8")
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ from atoll.base.errors import AtollError
 from atoll.cli import app, main
 from atoll.questions import (
     COMMANDS,
-    JOBS,
     EstimateQuestion,
     PlanQuestion,
+    PodsQuestion,
     Question,
     SearchQuestion,
     WaferQuestion,
@@ -41,6 +41,13 @@ from atoll.training.request import AXES
 from .written import STUB, stub, table, with_tables
 
 ROOT = Path(__file__).parents[2]
+JOBS: dict[str, type[Question]] = {
+    "chips": SearchQuestion,
+    "devices": PlanQuestion,
+    "pods": PodsQuestion,
+    "wafer": WaferQuestion,
+}
+"""What a job file may ask, by its `kind`."""
 SEARCHED: dict[str, type[Question]] = {"chips": SearchQuestion, "wafer": WaferQuestion}
 Run = Callable[..., tuple[int, str, str]]
 

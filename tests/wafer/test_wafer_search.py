@@ -23,7 +23,7 @@ from atoll.fabric.mesh import snake
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.template.stalls import NO_STALLS
 from atoll.hardware.wafer_files import load_wafer
-from atoll.questions import JOBS, WaferQuestion
+from atoll.questions import WaferQuestion
 from atoll.questions.ask import load_job
 from atoll.step.states import STATES
 from atoll.wafer.baselines import (
@@ -506,7 +506,7 @@ def test_every_example_job_can_be_read():
     jobs = sorted((EXAMPLES / "wafer-jobs").glob("*.yaml"))
     assert len(jobs) >= 8
     for path in jobs:
-        assert isinstance(load_job(path, JOBS), WaferQuestion)
+        assert isinstance(load_job(path, {"wafer": WaferQuestion}), WaferQuestion)
 
 
 @pytest.mark.slow

@@ -68,8 +68,11 @@ def draw(
     values = [value for row in series.values() for value in row if value is not None]
     if not values:
         raise AtollError(f"figure: no run has a number for {title}")
-    step = _tick(max(*values, 0.0) or 1.0)
-    ticks = floor(max(*values, 0.0) / step) + 1
+    largest = max(*values, 0.0)
+    # Ticks are 1, 2 or 5 times a power of ten apart, and three to eight.
+    power: float = 10.0 ** floor(log10((largest or 1.0) / 3))
+    step = max(size * power for size in (1, 2, 5) if size * power <= (largest or 1.0) / 3)
+    ticks = floor(largest / step) + 1
     legend = len(series) > 1
     height = HEIGHT + LEGEND_LINE * len(series) * legend
     scale = (HEIGHT - TOP - BOTTOM) / (ticks * step)
@@ -104,12 +107,6 @@ def draw(
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>'
     )
     return Chart("\n".join([head, *parts, "</svg>"]))
-
-
-def _tick(largest: float) -> float:
-    """Return a distance of ticks (1, 2 or 5 times a power of ten) that gives three to eight."""
-    power: float = 10.0 ** floor(log10(largest / 3))
-    return max(size * power for size in (1, 2, 5) if size * power <= largest / 3)
 
 
 def _bars(

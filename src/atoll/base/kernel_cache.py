@@ -32,16 +32,12 @@ KEPT_S = 30 * 86400.0
 PARTS = ("bounds", "schedules")
 """Parts compiled in the background on a first run: see `warm`."""
 _fresh = False
-
-
 _helpers: dict[str, Process | subprocess.Popen[bytes]] = {}
 _pid = os.getpid()  # whose children the helpers are; forked workers inherit them
 
 
 def kernels_digest(package: Path = Path(__file__).parents[1]) -> str:
-    """Return a hash of all kernel sources, their paths and modification times, which numba checks
-    too.
-    """
+    """Return a hash of kernel sources, their paths and modification times, as numba checks."""
     digest = hashlib.blake2b(digest_size=8)
     # The compiler settings count as well.
     for source in (package / "base" / "jit.py", *sorted(package.rglob("*_kernels.py"))):
@@ -76,9 +72,7 @@ def use_kernel_cache() -> None:
 
 
 def remove_damaged(folder: Path) -> None:
-    """Remove files whose content no longer has its checksum, which numba does not check; new files
-    get one.
-    """
+    """Remove files that differ from their checksum, which numba does not check; sum new ones."""
     for file in (*folder.rglob("*.nbi"), *folder.rglob("*.nbc")):
         with suppress(OSError):
             checksum_file = file.with_name(f"{file.name}.sum")
@@ -106,9 +100,8 @@ def compile_in_background() -> None:
 def _started(part: str) -> Process | subprocess.Popen[bytes]:
     """Start to compile a part: on Linux in a copy of this process with all its imports."""
     if sys.platform == "linux":
-        with warnings.catch_warnings():
-            # The threads that Python 3.12 warns of hold no lock that a compiler takes.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        # The threads that Python 3.12 warns of hold no lock that a compiler takes.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             copy = get_context("fork").Process(target=_compile_quietly, args=(part,), daemon=True)
             copy.start()
             return copy
@@ -174,20 +167,12 @@ def _private_folder(folder: Path) -> bool:
         for parent in (*reversed(folder.parents), folder):
             if not os.path.lexists(parent):
                 parent.mkdir(_PRIVATE, exist_ok=True)
-        return (
-            _out_of_reach(folder)
-            and (_user() is None or _is_mine(folder))
-            and os.access(folder, os.W_OK)
-        )
+        info, user = folder.lstat(), _user()  # a real folder of this user, closed to others
+        closed = stat.S_ISDIR(info.st_mode) and stat.S_IMODE(info.st_mode) & ~_PRIVATE == 0
+        is_mine = user is None or (closed and info.st_uid == user)
+        return _out_of_reach(folder) and is_mine and os.access(folder, os.W_OK)
     except OSError:
         return False
-
-
-def _is_mine(folder: Path) -> bool:
-    """Return whether it is a real folder of this user, closed to others."""
-    info = folder.lstat()
-    closed = stat.S_IMODE(info.st_mode) & ~_PRIVATE == 0
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == _user() and closed
 
 
 def _out_of_reach(path: Path) -> bool:
@@ -196,8 +181,7 @@ def _out_of_reach(path: Path) -> bool:
     Every folder and link of the path must belong to this user or root; folders that others may
     write, such as /tmp, need the sticky bit.
     """
-    user = _user()
-    if user is None:
+    if (user := _user()) is None:
         return True
     path.stat()  # raises for circular links
     for part in (path, *path.parents):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from itertools import cycle
 
 from atoll.base.units import format_seconds
 
@@ -36,18 +37,19 @@ SHADES = "█▓▒░"
 
 def bar_text(parts_s: Mapping[str, float], width: int = 40) -> str:
     """Return the parts of a time as a text bar, largest first, with their shares."""
-    total_s = sum(parts_s.values())
-    shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
+    total_s, shown = _shown_parts(parts_s)
     shown.sort(key=lambda part: -part[1])
-    bar, words, filled, sum_s = "", [], 0, 0.0
-    for index, (name, value) in enumerate(shown):
-        shade = SHADES[index % len(SHADES)]
+    bar, words, sum_s = "", [], 0.0
+    for (name, value), shade in zip(shown, cycle(SHADES)):
         sum_s += value
-        end = round(width * sum_s / total_s)
-        bar += shade * (end - filled)
-        filled = end
+        bar += shade * (round(width * sum_s / total_s) - len(bar))
         words.append(f"{shade} {name.replace('_', ' ')} {value / total_s:.1%}")
     return f"{bar}  {', '.join(words)}"
+
+
+def _shown_parts(parts_s: Mapping[str, float]) -> tuple[float, list[tuple[str, float]]]:
+    total_s = sum(parts_s.values())
+    return total_s, [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
 
 
 def _row(name: str, value: str) -> str:
@@ -59,11 +61,9 @@ def _row(name: str, value: str) -> str:
 
 def _bar(parts_s: Mapping[str, float]) -> str:
     """Return the parts of a time as an HTML bar with a legend."""
-    total_s = sum(parts_s.values())
-    shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
+    total_s, shown = _shown_parts(parts_s)
     pieces, legend = [], []
-    for index, (name, value) in enumerate(shown):
-        colour = COLOURS[index % len(COLOURS)]
+    for (name, value), colour in zip(shown, cycle(COLOURS)):
         words = escape(f"{name.replace('_', ' ')} {format_seconds(value)} ({value / total_s:.1%})")
         pieces.append(
             f'<div title="{words}" style="width:{100 * value / total_s:.3f}%;background:{colour}">'

@@ -33,9 +33,7 @@ T = TypeVar("T")
 
 
 def import_named(path: str) -> Any:
-    """Import "module:attribute" on use: for objects of packages above the caller's, or with slow
-    imports.
-    """
+    """Import "module:attribute" on use: of packages above the caller, or with slow imports."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
@@ -64,10 +62,10 @@ class Registry(Generic[T]):
 
     def add(self, *ours: T) -> None:
         """Add built-in objects."""
-        pairs = [(name, item) for item in ours for name in self._names(item)]
-        for name, item in pairs:
-            if self._ours.setdefault(name, item) is not item:
-                raise AtollError(f"{self.noun} {name!r} is known already")
+        for item in ours:
+            for name in self._names(item):
+                if self._ours.setdefault(name, item) is not item:
+                    raise AtollError(f"{self.noun} {name!r} is known already")
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self._ours, *_plug_ins(self.group))))

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 from atoll.base.errors import AtollError
 
@@ -27,129 +28,57 @@ class Dimension:
     noun: str
     example: str
     units: Mapping[str, float]
-    display: tuple[str, ...]  # smallest first
+    display: str  # between blanks, smallest first
     low: float
     high: float  # plausible amounts other than 0, in the base unit
+
+    @property
+    def shown(self) -> list[str]:
+        return self.display.split(" ")
 
 
 class UnitError(AtollError, ValueError):
     """A quantity that cannot be parsed; also a ValueError, which pydantic collects."""
 
 
-def _scaled(prefixes: Mapping[str, float], unit: str, factor: float = 1.0) -> dict[str, float]:
-    return {prefix + unit: scale * factor for prefix, scale in prefixes.items()}
+def _scaled(prefixes: Mapping[str, float], *units: str, factor: float = 1.0) -> dict[str, float]:
+    return {prefix + unit: scale * factor for unit in units for prefix, scale in prefixes.items()}
 
 
+_LARGE = {"k": 1e3, "M": 1e6, "G": 1e9}
+_SQUARE = ("2", "^2", "²")
 _BYTE_UNITS = _scaled(_DECIMAL, "B") | _scaled(_BINARY, "B")
+_BANDWIDTHS = _scaled(_BYTE_UNITS, "/s") | _scaled(_DECIMAL, "b/s", "bit/s", "bps", factor=1 / 8)
+_BITS = _scaled(_SMALL, "J/bit", "J/b") | _scaled(_SMALL, "J/B", factor=1 / 8)
+_AREAS = _scaled({"um": 1e-6, "µm": 1e-6, "mm": 1.0, "cm": 1e2}, *_SQUARE)
+_DENSITIES = _scaled({"W/mm": 1.0, "W/cm": 1e-2}, *_SQUARE)
+_TIMES = _scaled(_SMALL, "s") | {"min": 60.0, "h": 3600.0, "d": 86400.0}
+_RATES = "FLOP/s kFLOP/s MFLOP/s GFLOP/s TFLOP/s PFLOP/s EFLOP/s"
+_PRICES = {"": 1.0, "/h": 1.0, "$/h": 1.0, "USD/h": 1.0}
 
-BYTES = Dimension(
-    "an amount of memory",
-    "80 GiB",
-    _BYTE_UNITS,
-    ("B", "KiB", "MiB", "GiB", "TiB", "PiB"),
-    1,
-    2.0**60,
-)
+BYTES = Dimension("an amount of memory", "80 GiB", _BYTE_UNITS, "B KiB MiB GiB TiB PiB", 1, 2.0**60)
 BANDWIDTH = Dimension(
-    "a bandwidth",
-    "900 GB/s",
-    {unit + "/s": factor for unit, factor in _BYTE_UNITS.items()}
-    | _scaled(_DECIMAL, "b/s", 1 / 8)
-    | _scaled(_DECIMAL, "bit/s", 1 / 8)
-    | _scaled(_DECIMAL, "bps", 1 / 8),
-    ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s"),
-    1,
-    1e18,
+    "a bandwidth", "900 GB/s", _BANDWIDTHS, "B/s kB/s MB/s GB/s TB/s PB/s", 1, 1e18
 )
 FREQUENCY = Dimension(
-    "a frequency",
-    "1.05 GHz",
-    _scaled(_DECIMAL, "Hz"),
-    ("Hz", "kHz", "MHz", "GHz", "THz"),
-    1e3,
-    1e11,
+    "a frequency", "1.05 GHz", _scaled(_DECIMAL, "Hz"), "Hz kHz MHz GHz THz", 1e3, 1e11
 )
-AREA = Dimension(
-    "an area",
-    "278.8 mm2",
-    {
-        f"{unit}{square}": factor
-        for unit, factor in {"um": 1e-6, "µm": 1e-6, "mm": 1.0, "cm": 1e2}.items()
-        for square in ("2", "^2", "²")
-    },
-    ("um2", "mm2"),
-    1e-12,
-    1e6,
-)
-POWER = Dimension(
-    "a power",
-    "400 W",
-    _scaled(_SMALL, "W") | _scaled({"k": 1e3, "M": 1e6, "G": 1e9}, "W"),
-    ("uW", "mW", "W", "kW", "MW"),
-    1e-15,
-    1e9,
-)
-POWER_DENSITY = Dimension(
-    "a power density",
-    "0.8 W/mm2",
-    {
-        f"W/{unit}{square}": factor
-        for unit, factor in {"mm": 1.0, "cm": 1e-2}.items()
-        for square in ("2", "^2", "²")
-    },
-    ("W/mm2",),
-    1e-6,
-    100,
-)
-TIME = Dimension(
-    "a time",
-    "30 s",
-    _scaled(_SMALL, "s") | {"min": 60.0, "h": 3600.0, "d": 86400.0},
-    ("ps", "ns", "us", "ms", "s", "min", "h", "d"),
-    1e-15,
-    1e10,
-)
+AREA = Dimension("an area", "278.8 mm2", _AREAS, "um2 mm2", 1e-12, 1e6)
+POWER = Dimension("a power", "400 W", _scaled(_SMALL | _LARGE, "W"), "uW mW W kW MW", 1e-15, 1e9)
+POWER_DENSITY = Dimension("a power density", "0.8 W/mm2", _DENSITIES, "W/mm2", 1e-6, 100)
+TIME = Dimension("a time", "30 s", _TIMES, "ps ns us ms s min h d", 1e-15, 1e10)
 ENERGY = Dimension(
-    "an energy",
-    "3.9 pJ",
-    _scaled(_SMALL, "J") | _scaled({"k": 1e3, "M": 1e6, "G": 1e9}, "J"),
-    ("fJ", "pJ", "nJ", "uJ", "mJ", "J", "kJ", "MJ"),
-    1e-21,
-    1e18,
+    "an energy", "3.9 pJ", _scaled(_SMALL | _LARGE, "J"), "fJ pJ nJ uJ mJ J kJ MJ", 1e-21, 1e18
 )
 ENERGY_PER_BIT = Dimension(
-    "an energy per bit",
-    "3.9 pJ/bit",
-    _scaled(_SMALL, "J/bit") | _scaled(_SMALL, "J/b") | _scaled(_SMALL, "J/B", 1 / 8),
-    ("fJ/bit", "pJ/bit", "nJ/bit"),
-    1e-21,
-    1e-3,
+    "an energy per bit", "3.9 pJ/bit", _BITS, "fJ/bit pJ/bit nJ/bit", 1e-21, 1e-3
 )
 FLOPS = Dimension(
-    "a compute rate",
-    "275 TFLOP/s",
-    _scaled(_DECIMAL, "FLOP/s") | _scaled(_DECIMAL, "FLOPS"),
-    ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s", "PFLOP/s", "EFLOP/s"),
-    1e3,
-    1e21,
+    "a compute rate", "275 TFLOP/s", _scaled(_DECIMAL, "FLOP/s", "FLOPS"), _RATES, 1e3, 1e21
 )
-TOKENS = Dimension(
-    "a number of tokens",
-    "1T",
-    _scaled(_DECIMAL | {"B": 1e9}, ""),
-    ("", "k", "M", "B", "T"),
-    1,
-    1e18,
-)
-PRICE = Dimension(
-    "dollars per device and hour",
-    "2.5/h",
-    {"": 1.0, "/h": 1.0, "$/h": 1.0, "USD/h": 1.0},
-    ("/h",),
-    1e-9,
-    1e6,
-)
-SHARE = Dimension("a share", "10%", {"": 1.0, "%": 0.01}, ("%",), 1e-9, 1)
+TOKENS = Dimension("a number of tokens", "1T", _DECIMAL | {"B": 1e9}, " k M B T", 1, 1e18)
+PRICE = Dimension("dollars per device and hour", "2.5/h", _PRICES, "/h", 1e-9, 1e6)
+SHARE = Dimension("a share", "10%", {"": 1.0, "%": 0.01}, "%", 1e-9, 1)
 
 DIMENSIONS = (BYTES, BANDWIDTH, FREQUENCY, AREA, POWER, TIME, ENERGY, ENERGY_PER_BIT, FLOPS)
 
@@ -191,7 +120,7 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
 
 
 def parse_bytes(value: object) -> int:
-    """Return an amount of memory as an integer number of bytes."""
+    """Return an amount of memory in bytes."""
     return round(parse_quantity(value, BYTES))
 
 
@@ -204,23 +133,22 @@ def _about_unit(unit: str, dimension: Dimension) -> str:
     for candidate in DIMENSIONS:
         if unit in candidate.units:
             return f"which is {candidate.noun}"
-    alike = [name for name in dimension.units if name.lower() == unit.lower()]
-    if alike:
+    if alike := [name for name in dimension.units if name.lower() == unit.lower()]:
         return f"where {unit!r} is not a unit, did you mean {' or '.join(alike)}?"
-    return f"where {unit!r} is not a unit, use one of {', '.join(filter(None, dimension.display))}"
+    return f"where {unit!r} is not a unit, use one of {', '.join(filter(None, dimension.shown))}"
 
 
 def format_quantity(value: float, dimension: Dimension, digits: int = 4) -> str:
     """Return the value in the largest unit that leaves at least 1."""
     if not math.isfinite(value):
-        return f"{value} {dimension.display[-1]}"
+        return f"{value} {dimension.shown[-1]}"
     # round first, so that 999.96 becomes "1 kW" and not "1000 W"
     rounded = float(f"{value:.{digits - 1}e}")
-    fitting = [unit for unit in dimension.display if abs(rounded) >= dimension.units[unit]]
+    fitting = [unit for unit in dimension.shown if abs(rounded) >= dimension.units[unit]]
     if rounded == 0:
         unit = next(unit for unit, factor in dimension.units.items() if factor == 1.0)
     else:
-        unit = fitting[-1] if fitting else dimension.display[0]
+        unit = fitting[-1] if fitting else dimension.shown[0]
     return f"{_digits(value / dimension.units[unit], digits)} {unit}"
 
 
@@ -268,12 +196,8 @@ def parse_dollars(value: object) -> object:
     return float(match[1].replace(",", "")) * scale
 
 
-def format_bytes(value: float) -> str:
-    return format_quantity(value, BYTES)
-
-
-def format_bandwidth(value_Bps: float) -> str:
-    return format_quantity(value_Bps, BANDWIDTH)
+format_bytes = partial(format_quantity, dimension=BYTES)
+format_bandwidth = partial(format_quantity, dimension=BANDWIDTH)
 
 
 def format_seconds(value_s: float, digits: int = 4) -> str:

@@ -33,10 +33,9 @@ def capture(question: CaptureQuestion, as_json: bool) -> None:
         )
     seconds = time.perf_counter() - start
     model.save(out)
-    microbatch = model.file.microbatch or 1
     shown = build_from(
         CaptureAnswer,
-        describe_model(str(out), microbatch=microbatch),
+        describe_model(str(out), microbatch=model.file.microbatch or 1),
         kind="capture",
         file=str(out),
         notes=tuple(model.file.notes),
@@ -45,8 +44,7 @@ def capture(question: CaptureQuestion, as_json: bool) -> None:
     for words in model.file.warnings:
         say(f"warning: {words}")
     answer(shown, as_json, tables.print_model)
-    if as_json:
-        return
-    for note in model.file.notes:
-        print(f"note: {note}")
-    print(f"{out}: written after {seconds:.1f} s")
+    if not as_json:
+        for note in model.file.notes:
+            print(f"note: {note}")
+        print(f"{out}: written after {seconds:.1f} s")

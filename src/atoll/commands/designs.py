@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from atoll.answers.answer import dumped
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from atoll.answers.designs import Row, RunKind
     from atoll.store import RunReader
     from atoll.store.rows import Rows
+
+
+Filter = float | str | tuple[float | None, float | None]
+"""Value of a column, or its least and its largest value."""
 
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:
@@ -32,16 +37,16 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
             if question.front is None
             else source.front(question.front, filters)[offset : offset + limit]
         )
-        path = question.parquet
+        path, parquet = question.parquet, None
+        if path is not None:
+            parquet = ParquetFile(file=str(path), rows=export_parquet(source, path))
         shown = DesignsAnswer(
             run=kind,
             status=status,
             count=source.count(filters),
             parameters=reader.parameters,
             designs=tuple(cast("Sequence[Row]", rows)),
-            parquet=None
-            if path is None
-            else ParquetFile(file=str(path), rows=export_parquet(source, path)),
+            parquet=parquet,
         )
     answer(shown, as_json, printing.print_designs)
 
@@ -64,10 +69,8 @@ def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
         return Rows(list(estimated_layouts(reader.notes("times "), int(str(batch)))))
 
 
-def _filters(
-    texts: Iterable[str],
-) -> dict[str, float | str | tuple[float | None, float | None]]:
-    filters: dict[str, float | str | tuple[float | None, float | None]] = {}
+def _filters(texts: Iterable[str]) -> dict[str, Filter]:
+    filters: dict[str, Filter] = {}
     for text in texts:
         for sign in ("<=", ">=", "="):
             name, present, value = (part.strip() for part in text.partition(sign))
@@ -75,7 +78,9 @@ def _filters(
                 break
         else:
             raise AtollError(f"where: expected column=value, <= or >=, got {text!r}.")
-        number = _number(value)
+        number: float | None = None
+        with suppress(ValueError):
+            number = float(value)
         if sign == "=":
             filters[name] = value if number is None else number
             continue
@@ -85,10 +90,3 @@ def _filters(
         low, high = earlier if isinstance(earlier, tuple) else (None, None)
         filters[name] = (low, number) if sign == "<=" else (number, high)
     return filters
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from atoll.answers.answer import adapter
 from atoll.base.errors import AtollError
 from atoll.commands.short_answers import ToolReply
 from atoll.questions.question import Question, option
@@ -37,11 +36,6 @@ class DetailsPage:
     content: str
     next_offset: int | None
     """First character of the next page, if there is one."""
-
-
-def page_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a page."""
-    return adapter(DetailsPage).json_schema(mode="serialization")
 
 
 class KeptAnswers:

@@ -12,11 +12,11 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
-from atoll.answers.answer import dumped
+from atoll.answers.answer import adapter, dumped
 from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
 from atoll.base.registry import import_named
-from atoll.commands.kept_answers import DETAILS, DetailsQuestion, KeptAnswers, page_schema
+from atoll.commands.kept_answers import DETAILS, DetailsPage, DetailsQuestion, KeptAnswers
 from atoll.commands.plain import ANSWERED
 from atoll.commands.short_answers import ToolReply, reply_of, short_schema
 from atoll.files.inputs import reading_only
@@ -74,12 +74,6 @@ def mcp(question: McpQuestion) -> None:
     anyio.run(serve)
 
 
-def purpose(name: str) -> str:
-    """Return what a tool does, in a sentence or two."""
-    question = DetailsQuestion if name == DETAILS else COMMANDS[name][0]
-    return cleandoc(question.__doc__ or "")
-
-
 def offered(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a tool's arguments: the question's without output fields."""
     question = COMMANDS[name][0]
@@ -99,10 +93,7 @@ def hidden(question: type[Question]) -> set[str]:
 def run_tool(
     name: str, arguments: dict[str, Any], folders: Sequence[Path] = (Path(),)
 ) -> ToolReply:
-    """Run a tool; return its answer in short and in full, and the launch file.
-
-    Files are read only in these folders, and in the local cache of models.
-    """
+    """Run a tool, which reads files only in these folders and in the local cache of models."""
     if name not in VERBS:
         raise AtollError(f"tool {name!r} is not known; there are {', '.join((*VERBS, DETAILS))}")
     question_kind = COMMANDS[name][0]
@@ -127,10 +118,7 @@ async def run_in_process(run: Callable[[], ToolReply], limiter: Any) -> ToolRepl
 
 
 def build_server(folders: Sequence[Path], calls: int) -> Any:
-    """Build the SDK's server with one tool per verb, and the answers as resources.
-
-    Calls run in processes of their own, which are used again.
-    """
+    """Build the server: a tool per verb, in processes used again; answers are resources."""
     import anyio
     from mcp import MCPError, types
     from mcp.server.lowlevel import Server
@@ -140,17 +128,18 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
     hints = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
     async def list_tools(context: Any, request: Any) -> Any:
-        schemas = {name: (offered(name), short_schema()) for name in VERBS}
-        schemas[DETAILS] = (DetailsQuestion.model_json_schema(), page_schema())
+        page_schema = adapter(DetailsPage).json_schema(mode="serialization")
+        schemas = {name: (COMMANDS[name][0], offered(name), short_schema()) for name in VERBS}
+        schemas[DETAILS] = (DetailsQuestion, DetailsQuestion.model_json_schema(), page_schema)
         tools = [
             types.Tool(
                 name=name,
-                description=f"{purpose(name)}\n\n{WHEN[name]}",
+                description=f"{cleandoc(question.__doc__ or '')}\n\n{WHEN[name]}",
                 input_schema=input_schema,
                 output_schema=output_schema,
                 annotations=hints,
             )
-            for name, (input_schema, output_schema) in schemas.items()
+            for name, (question, input_schema, output_schema) in schemas.items()
         ]
         return types.ListToolsResult(tools=tools)
 
@@ -182,9 +171,8 @@ def build_server(folders: Sequence[Path], calls: int) -> Any:
             return types.CallToolResult(content=sentences, is_error=True)
 
     async def list_resources(context: Any, request: Any) -> Any:
-        resources = [
-            types.Resource(name=uri, uri=uri, mime_type=kind) for uri, kind in kept.addresses()
-        ]
+        kept_kinds = kept.addresses()
+        resources = [types.Resource(name=uri, uri=uri, mime_type=kind) for uri, kind in kept_kinds]
         return types.ListResourcesResult(resources=resources)
 
     async def read_resource(context: Any, request: Any) -> Any:

@@ -17,18 +17,11 @@ from atoll.questions.verbs import (
     CheckQuestion,
     ExplainQuestion,
     HardwareQuestion,
-    ModelsQuestion,
     SchemaQuestion,
 )
 
 if TYPE_CHECKING:
     from atoll.answers.validation import OperatorsValidation
-
-
-def _models(question: ModelsQuestion) -> Any:
-    """Return the zoo, or one model."""
-    every = question.name is None
-    return api.list_models() if every else api.describe_model(**question.asked())
 
 
 def _explained(question: ExplainQuestion) -> Explanation:
@@ -51,9 +44,8 @@ def _explained(question: ExplainQuestion) -> Explanation:
             write_zigzag(answer, question.zigzag)
         if not question.ablate:
             return answer.explain(question.beside)
-    for name, chosen in (("zigzag", question.zigzag), ("beside", question.beside)):
-        if chosen and not isinstance(answer, SearchAnswer):
-            raise AtollError(f"{question.folder}: {name} is for searches of chips, and holds none.")
+    elif name := "zigzag" if question.zigzag else "beside" if question.beside else "":
+        raise AtollError(f"{question.folder}: {name} is for searches of chips, and holds none.")
     if not question.ablate:
         return answer.explain()
     if isinstance(answer, WaferAnswer):
@@ -71,7 +63,9 @@ ANSWERED: dict[str, Callable[[Any], Any]] = {
     "explain": _explained,
     "hardware": lambda question: api.describe_hardware(question.name),
     "measure": lambda question: several.measure(job=question),
-    "models": _models,
+    "models": lambda question: (
+        api.list_models() if question.name is None else api.describe_model(**question.asked())
+    ),
     "place": lambda question: api.place(**question.asked()),
     "plan": lambda question: api.plan(job=question),
     "search": lambda question: api.search(question),
@@ -119,11 +113,8 @@ PRINTED: dict[str, Callable[[Any], None]] = {
 """Functions that print an answer, by command."""
 
 
-def _plain(name: str) -> Callable[[Question, bool], None]:
-    def run(question: Question, as_json: bool) -> None:
-        answer(ANSWERED[name](question), as_json, PRINTED[name])
-
-    return run
+def _plain(name: str, question: Question, as_json: bool) -> None:
+    answer(ANSWERED[name](question), as_json, PRINTED[name])
 
 
 def _schema(question: SchemaQuestion) -> None:
@@ -140,7 +131,7 @@ def _check(question: CheckQuestion, as_json: bool, explain: bool) -> None:
 
 def _hardware(question: HardwareQuestion, as_json: bool) -> None:
     if not question.yaml:
-        answer(ANSWERED["hardware"](question), as_json, PRINTED["hardware"])
+        _plain("hardware", question, as_json)
         return
     from atoll.catalogue import describe_file
 
@@ -149,5 +140,5 @@ def _hardware(question: HardwareQuestion, as_json: bool) -> None:
     print(describe_file(question.name), end="")
 
 
-PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in PRINTED}
+PLAIN: dict[str, Callable[..., None]] = {name: partial(_plain, name) for name in PRINTED}
 PLAIN |= {"check": _check, "hardware": _hardware, "schema": _schema}

@@ -48,8 +48,7 @@ class ShortAnswer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as the structured content of a reply."""
-        content: dict[str, Any] = dumped(self)
-        return content
+        return dict(dumped(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +147,7 @@ def _filled(short: ShortAnswer, rows: Iterator[Row]) -> ShortAnswer:
     for row in rows:
         left -= len(json.dumps(row)) + 2
         if left < 0:
-            return replace(short, rows=tuple(kept), rows_left_out=1 + sum(1 for _ in rows))
+            return replace(short, rows=tuple(kept), rows_left_out=1 + len([*rows]))
         kept.append(row)
     return replace(short, rows=tuple(kept))
 

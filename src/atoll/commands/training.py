@@ -23,21 +23,14 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool, explain:
     from atoll.api import estimate as run
     from atoll.training.estimate import Estimate
 
-    if isinstance(question, questions.EstimateQuestion) and swept(question, as_json):
-        return
-    job = (
-        question.model_copy(update=_LATER)
-        if isinstance(question, questions.EstimateQuestion)
-        else question
-    )
-    result = run(job=job)
-    if not isinstance(result, Estimate):
+    if not isinstance(question, questions.EstimateQuestion):
         from atoll.printing.wafer import print_wafer_estimate
 
-        answer(result, as_json, partial(print_wafer_estimate, explain=explain))
-        return
-    answer(result, as_json, partial(printing_training.print_estimate, explain=explain))
-    if isinstance(question, questions.EstimateQuestion):
+        answer(run(job=question), as_json, partial(print_wafer_estimate, explain=explain))
+    elif not swept(question, as_json):
+        result = run(job=question.model_copy(update=_LATER))
+        assert isinstance(result, Estimate)
+        answer(result, as_json, partial(printing_training.print_estimate, explain=explain))
         _write_launch_file(question, result)
 
 

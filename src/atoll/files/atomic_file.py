@@ -104,9 +104,7 @@ def check_folder(folder: Path, names: Sequence[str] = ANSWERS) -> None:
                     f"out: {folder / name} was not written by atoll and would be overwritten; "
                     "give another folder."
                 )
-    parent = folder
-    while not parent.exists():
-        parent = parent.parent
+    parent = next(place for place in (folder, *folder.parents) if place.exists())
     if not os.access(parent, os.W_OK):
         raise AtollError(f"out: {parent} cannot be written; give another folder.")
 

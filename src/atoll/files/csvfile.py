@@ -51,8 +51,7 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[CsvLine]]:
         raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
     if any("\ufffd" in name for name in header):
         raise AtollError(f"{path}: cannot be read as CSV (not UTF-8 text)")
-    repeated = [name for name, count in Counter(header).items() if name and count > 1]
-    if repeated:
+    if repeated := [name for name, count in Counter(header).items() if name and count > 1]:
         raise AtollError(f"{path}:1: column {repeated[0]!r:.80} is there twice")
     if len(header) > MOST_COLUMNS:
         raise AtollError(f"{path}: {len(header):,} columns, but at most {MOST_COLUMNS:,} are read")
@@ -70,11 +69,9 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[CsvLine]]:
             continue
         if (len(lines) + 1) * max(1, len(header)) > MOST_CELLS:
             raise AtollError(f"{path}: more than {MOST_CELLS:,} cells; divide the table")
-        trouble = ""
+        trouble = "not UTF-8 text" if any("\ufffd" in cell for cell in cells) else ""
         if len(cells) != len(header):
             trouble = f"expected {len(header)} cells, got {len(cells)}"
-        elif any("\ufffd" in cell for cell in cells):
-            trouble = "not UTF-8 text"
         cell_by_column = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
         lines.append(CsvLine(number, cell_by_column, trouble))
 
@@ -82,9 +79,7 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[CsvLine]]:
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Write a table atomically."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(header)
-    writer.writerows(rows)
+    csv.writer(text).writerows([header, *rows])
     with atomic_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
         part.write_text(text.getvalue(), encoding="utf-8", newline="")
 

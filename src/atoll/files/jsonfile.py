@@ -31,16 +31,13 @@ def read_object(path: Path, where: str = "", foreign: bool = False) -> dict[str,
 def parse_object(
     text: str, where: str, foreign: bool = False, unique: bool = False
 ) -> dict[str, Any]:
-    """Parse a JSON object; `where` names the text in errors. With `unique`, a field that is given
-    twice is refused.
-    """
+    """Parse a JSON object; `where` names it in errors, `unique` refuses a field given twice."""
     try:
-        constant = str if foreign else _refused
         content = json.loads(
             text,
             parse_int=_integer,
             parse_float=_finite,
-            parse_constant=constant,
+            parse_constant=str if foreign else _refused,
             object_pairs_hook=_without_duplicates if unique else None,
         )
     except json.JSONDecodeError as error:

@@ -34,6 +34,12 @@ class FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
+class AnyFields(BaseModel):
+    """Fields of any names, unchecked."""
+
+    model_config = ConfigDict(extra="allow")
+
+
 def field_by_key(model: type[BaseModel]) -> dict[str, str]:
     """Return the fields of a model by their keys in the file."""
     return {field.alias or name: name for name, field in model.model_fields.items()}
@@ -138,12 +144,12 @@ def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
         data = loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         position = _position(error.problem_mark or error.context_mark)
-        raise AtollError(f"{where}{position}: not valid YAML, {_yaml_problem(error)}") from None
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise AtollError(f"{where}{position}: not valid YAML, {problem}") from None
     except RecursionError:
         raise AtollError(f"{where}: the file is nested too deeply") from None
     except yaml.YAMLError as error:  # characters that YAML does not allow
-        first_line = str(error).splitlines()[0]
-        raise AtollError(f"{where}: not valid YAML, {first_line}") from None
+        raise AtollError(f"{where}: not valid YAML, {str(error).splitlines()[0]}") from None
     return _validate(data, model, where, root)
 
 
@@ -171,9 +177,7 @@ def _plain(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         try:
             return construct(loader, node)
         except (ValueError, KeyError, IndexError):
-            shown = str(node.value)[:40]
-            kind = node.tag.rpartition(":")[2]
-            problem = f"{shown!r} is no {kind}"
+            problem = f"{str(node.value)[:40]!r} is no {node.tag.rpartition(':')[2]}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
     return checked
@@ -229,10 +233,8 @@ def _validate(data: Any, model: type[M], where: str, root: yaml.Node | None) -> 
     except ValidationError as error:
         problems: dict[tuple[int, int, str], list[str]] = {}
         for detail in error.errors(include_url=False):
-            if (
-                detail["type"] == "too_short"
-                and len(detail["input"]) >= detail["ctx"]["min_length"]
-            ):
+            kind, least = detail["type"], detail.get("ctx", {}).get("min_length", 0)
+            if kind == "too_short" and len(detail["input"]) >= least:
                 continue  # long enough; pydantic counts only the items that are right
             path, mark = _locate(detail, data, root)
             line, column = (mark.line, mark.column) if mark is not None else (0, 0)
@@ -260,8 +262,7 @@ def _locate(
         elif isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
             data = data[part]
         else:
-            last = depth == len(detail["loc"]) - 1
-            if detail["type"] == "missing" and last:
+            if detail["type"] == "missing" and depth == len(detail["loc"]) - 1:
                 path.append(str(part))
             continue
         path.append(str(part))
@@ -289,32 +290,28 @@ def _position(mark: yaml.Mark | None) -> str:
 
 
 _EXPECTED = {
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "finite_number": "a finite number",
-    "string_type": "text",
-    "path_type": "text or a path",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a mapping of fields",
-    "model_type": "a mapping of fields",
-    "dataclass_type": "a mapping of fields",
-    "model_attributes_type": "a mapping of fields",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than": "less than {lt}",
     "less_than_equal": "at most {le}",
-    "literal_error": "{expected}",
-    "enum": "{expected}",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "path_type": "text or a path",
     "too_short": "at least {min_length} item(s)",
     "too_long": "at most {max_length} item(s)",
     "string_too_short": "at least {min_length} character(s)",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
+    **dict.fromkeys(
+        ("dict_type", "model_type", "dataclass_type", "model_attributes_type"),
+        "a mapping of fields",
+    ),
 }
+"""What was expected, by pydantic's type of the error."""
 
 
 def _sentence(detail: ErrorDetails, path: list[str], model: type[BaseModel]) -> str:
@@ -335,10 +332,10 @@ def _sentence(detail: ErrorDetails, path: list[str], model: type[BaseModel]) -> 
 def _field_names(annotation: Any, path: list[str]) -> list[str]:
     """Return the field names at a path of a model or of the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
-        if not path:
-            return list(fields)
-        return _field_names(fields[path[0]].annotation, path[1:]) if path[0] in fields else []
+        fields = field_by_key(annotation)
+        if not path or path[0] not in fields:
+            return [] if path else list(fields)
+        return _field_names(annotation.model_fields[fields[path[0]]].annotation, path[1:])
     arguments = [a for a in typing.get_args(annotation) if a is not type(None)]
     container = typing.get_origin(annotation) in (list, tuple, dict, Mapping)
     names = (_field_names(a, path[1:] if container else path) for a in arguments)
@@ -346,29 +343,28 @@ def _field_names(annotation: Any, path: list[str]) -> list[str]:
 
 
 def _fields_wanted(model: type[BaseModel]) -> str:
-    needed = [field.alias or n for n, field in model.model_fields.items() if field.is_required()]
+    needed = [key for key, n in field_by_key(model).items() if model.model_fields[n].is_required()]
     return "the fields " + ", ".join(needed) if needed else "some fields"
 
 
 def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
-    pending, visited = [root], {id(root)}
+    pending, visited = [root], set[int]()
     while pending:
         node = pending.pop()
-        children: list[yaml.Node] = []
-        if isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, value in node.value:
-                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                    if key.value in keys:
-                        position = _position(key.start_mark)
-                        raise AtollError(f"{where}{position}: {key.value}: field is given twice")
-                    keys.add(key.value)
-                children.append(value)
-        elif isinstance(node, yaml.SequenceNode):
-            children.extend(node.value)
-        fresh = [child for child in children if id(child) not in visited]
-        visited.update(id(child) for child in fresh)
-        pending.extend(fresh)
+        if isinstance(node, yaml.ScalarNode) or id(node) in visited:
+            continue
+        visited.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+            continue
+        keys: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in keys:
+                    position = _position(key.start_mark)
+                    raise AtollError(f"{where}{position}: {key.value}: field is given twice")
+                keys.add(key.value)
+            pending.append(value)
 
 
 def _refuse_too_much(root: yaml.Node, where: str) -> None:
@@ -397,8 +393,3 @@ def _refuse_too_much(root: yaml.Node, where: str) -> None:
             f"{where}: {values:,} values {depth} levels deep, every alias written out, but at most "
             f"{MOST_VALUES:,} values and {DEEPEST} levels"
         )
-
-
-def _yaml_problem(error: yaml.MarkedYAMLError) -> str:
-    parts = [part for part in (error.context, error.problem) if part]
-    return ", ".join(parts)

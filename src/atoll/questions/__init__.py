@@ -5,7 +5,7 @@ Questions are imported on first use: a command needs one or two of them.
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.questions import verbs
@@ -58,66 +58,36 @@ def __getattr__(name: str) -> Any:
     return globals()[name]
 
 
-T = TypeVar("T")
+_NAMES = (
+    *("plan", "estimate", "check", "search", "explain", "report", "compare", "serve", "models"),
+    *("hardware", "calibrate", "measure", "validate", "bench", "designs", "trace", "place"),
+    *("capture", "mcp", "schema", "env"),
+)
+_ASKED = {name: (f"{name.capitalize()}Question",) for name in _NAMES} | {
+    "plan": ("PlanQuestion", "PodsQuestion"),
+    "estimate": ("EstimateQuestion", "MappingQuestion"),
+    "search": ("SearchQuestion", "WaferQuestion"),
+}
+"""Names of the questions of each command; those without a module are in `verbs`."""
 
 
-class _QuestionTable(Mapping[str, T]):
-    """Questions by command or job kind; names without a module are in `verbs`."""
+class _Commands(Mapping[str, "tuple[type[Question], ...]"]):
+    """The questions that each command asks, in the order of `atoll --help`."""
 
-    def __init__(self, names: Mapping[str, str | tuple[str, ...]]) -> None:
-        self._names = names
-
-    def __getitem__(self, key: str) -> T:
-        names = self._names[key]
-        question: Any = _question(names) if isinstance(names, str) else tuple(map(_question, names))
-        return question  # type: ignore[no-any-return]
+    def __getitem__(self, command: str) -> "tuple[type[Question], ...]":
+        return tuple(
+            __getattr__(n) if n in _WHERE else getattr(__getattr__("verbs"), n)
+            for n in _ASKED[command]
+        )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(_ASKED)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(_ASKED)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._names
-
-
-def _question(name: str) -> Any:
-    return __getattr__(name) if name in _WHERE else getattr(__getattr__("verbs"), name)
+    def __contains__(self, command: object) -> bool:
+        return command in _ASKED
 
 
-COMMANDS: Mapping[str, "tuple[type[Question], ...]"] = _QuestionTable(
-    {
-        "plan": ("PlanQuestion", "PodsQuestion"),
-        "estimate": ("EstimateQuestion", "MappingQuestion"),
-        "check": ("CheckQuestion",),
-        "search": ("SearchQuestion", "WaferQuestion"),
-        "explain": ("ExplainQuestion",),
-        "report": ("ReportQuestion",),
-        "compare": ("CompareQuestion",),
-        "serve": ("ServeQuestion",),
-        "models": ("ModelsQuestion",),
-        "hardware": ("HardwareQuestion",),
-        "calibrate": ("CalibrateQuestion",),
-        "measure": ("MeasureQuestion",),
-        "validate": ("ValidateQuestion",),
-        "bench": ("BenchQuestion",),
-        "designs": ("DesignsQuestion",),
-        "trace": ("TraceQuestion",),
-        "place": ("PlaceQuestion",),
-        "capture": ("CaptureQuestion",),
-        "mcp": ("McpQuestion",),
-        "schema": ("SchemaQuestion",),
-        "env": ("EnvQuestion",),
-    }
-)
-"""The questions that each command asks, in the order of `atoll --help`."""
-JOBS: Mapping[str, "type[Question]"] = _QuestionTable(
-    {
-        "chips": "SearchQuestion",
-        "devices": "PlanQuestion",
-        "pods": "PodsQuestion",
-        "wafer": "WaferQuestion",
-    }
-)
-"""What a job file may ask, by its `kind`; without one it asks for chips, or what its fields say."""
+COMMANDS = _Commands()

@@ -29,10 +29,7 @@ def ask(
     keywords: Mapping[str, Any],
     spelled: Callable[[str], str] = str,
 ) -> Q:
-    """Build the question of a job (a file or a question), with keywords that are not None.
-
-    `kinds`: possible questions; the first is the default.
-    """
+    """Build the question of a job (or of the first of `kinds`), with keywords that are not None."""
     fields = {name: value for name, value in keywords.items() if value is not None}
     if wrong := next((n for n, value in fields.items() if isinstance(value, Question)), ""):
         raise AtollError(f"{wrong}: expected a value, got a question; give a question as job=")
@@ -48,9 +45,9 @@ def ask(
         )
     question = kinds[_kind(kinds, fields)] if job is None else type(job)
     fields = current_names(question, fields, spelled)
-    for name in fields:
-        fitting = [k for k, q in kinds.items() if name in q.model_fields]
-        if fitting and name not in question.model_fields:
+    unknowns = [name for name in fields if name not in question.model_fields]
+    for name in unknowns:
+        if fitting := [k for k, q in kinds.items() if name in q.model_fields]:
             offered = {n: about(info, "file_only") for n, info in question_fields(question).items()}
             deep = [n for n, file_only in offered.items() if file_only]
             raise AtollError(
@@ -61,7 +58,7 @@ def ask(
             )
     provided = {*fields, *first_swept(question, fields)}
     missing = [n for n in question.needed(fields) if job is None and n not in provided]
-    unknown = next((name for name in fields if name not in question.model_fields), None)
+    unknown = next(iter(unknowns), None)
     if unknown and (field := meant_field(unknown, question.model_fields)):
         raise AtollError(f"{unknown}: unknown field, did you mean {field}?")
     if missing and unknown is None:
@@ -104,9 +101,8 @@ def _kind(kinds: Mapping[str, type[Q]], names: Iterable[str]) -> str:
 
 def old_names(question: type[Question]) -> dict[str, str]:
     """Return current names by names of the last release."""
-    return {
-        old: name for name, info in question.model_fields.items() for old in about(info, "old", ())
-    }
+    fields = question.model_fields.items()
+    return {old: name for name, info in fields for old in about(info, "old", ())}
 
 
 def current_names(

@@ -58,8 +58,6 @@ Capacity = Annotated[
     int, BeforeValidator(_capacity), Field(le=MOST_BYTES),
     WithJsonSchema({"type": ["string", "integer"], "examples": ["80 GiB"]}),
 ]  # fmt: skip
-
-
 Precision = Literal["bf16", "fp8", "nvfp4"]
 DEFAULT_MODELS = (ModelEntry.model_construct(name="llama2-7b", weight=1.0),)
 
@@ -72,16 +70,14 @@ class SearchQuestion(Question):
     """
 
     kind: Literal["chips"] = "chips"
-    from_: Annotated[str, Named(file=True)] | None = option(
+    from_: f.FileName | None = option(
         "Run that the chip must make twice as fast: folder or JSON of plan, estimate or check, "
         "which gives model, devices, batch and software losses.",
         TRAINED, None, shown="none", exclude=True,
     )  # fmt: skip
     model: Annotated[tuple[ModelEntry, ...], BeforeValidator(_entries), AtLeastOne] = option(
-        "Zoo name (`atoll models`), config.json or its folder, Hugging Face id, captured file.",
-        TRAINED, DEFAULT_MODELS,
-        old=("models",),
-    )  # fmt: skip
+        f.MODEL_HELP, TRAINED, DEFAULT_MODELS, old=("models",)
+    )
     devices: f.Devices = 1024
     batch: f.Batch = 4096
     batch_tokens: f.BatchTokens = None
@@ -123,16 +119,12 @@ class SearchQuestion(Question):
     sp: bool | None = option(
         "Sequence parallelism.", LAYOUT, None, shown="both where tp is above 1"
     )
-    zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
-        "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
-    )
-    order: Annotated[tuple[f.OrderName, ...], Several] = option(
-        "Pipeline orders.", LAYOUT, (), shown="all but gpipe"
-    )
+    zero: f.ZeroStages = option("ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3")
+    order: f.OrderNames = option("Pipeline orders.", LAYOUT, (), shown="all but gpipe")
     recompute: Annotated[str, Named("atoll.placement.facts:RECOMPUTE")] = option(
         "What is recomputed; optimal: chosen per operator.", LAYOUT, "optimal"
     )
-    space: Annotated[str, Named(file=True)] | None = option(
+    space: f.FileName | None = option(
         "phaze (29,360 chips), or a space file (YAML).", CHIPS, None, shown="the template's"
     )
     template: Annotated[str, Named("atoll.hardware.silicon.systolic:TEMPLATES")] | None = option(
@@ -176,18 +168,15 @@ class SearchQuestion(Question):
         "Search with proof, by PHAZE's rule, or by evolution.", ADVANCED, "exact"
     )
     evaluations: Count = option("Designs that evolution evaluates.", ADVANCED, 2000)
-    tolerance: Annotated[float, Field(ge=0, lt=1)] = option(
-        "Gap that counts as optimal.", ADVANCED, 1e-3
-    )
+    tolerance: f.Part = option("Gap that counts as optimal.", ADVANCED, 1e-3)
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
     robust: f.NonNegative = option(
         "Random draws of the physical constants to test the answer with (20, for example).",
-        SEARCH, 0,
-        shown="none",
+        SEARCH, 0, shown="none",
     )  # fmt: skip
     baselines: f.Baselines = True
-    beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
+    beside: f.DeviceNames = option(
         "Existing devices to compare with: names or files.", SEARCH, (), exclude=True
     )
     seed: f.Seed = 0
@@ -221,15 +210,12 @@ class SearchQuestion(Question):
     @property
     def models(self) -> tuple[ModelEntry, ...]:
         """The models, each with its sequence if one is set."""
-        return tuple(
-            entry.model_copy(update={"sequence": entry.sequence or self.sequence})
-            for entry in self.model
-        )
+        default = self.sequence
+        return tuple(e.model_copy(update={"sequence": e.sequence or default}) for e in self.model)
 
     def changed(self, **fields: Any) -> Self:
         if "sequence" in fields and "model" not in fields:
-            entries = (entry.model_copy(update={"sequence": None}) for entry in self.model)
-            fields["model"] = tuple(entries)
+            fields["model"] = tuple(e.model_copy(update={"sequence": None}) for e in self.model)
         return super().changed(**fields)
 
     def to_dict(self) -> dict[str, JsonValue]:

@@ -75,24 +75,19 @@ class LaunchQuestion(Question):
         shown="the file's",
     )  # fmt: skip
     set: Annotated[tuple[str, ...], Several] = option(
-        "NAME=VALUE: an environment variable of the launch script.", LAUNCH, (),
-        shown="none",
-    )  # fmt: skip
+        "NAME=VALUE: an environment variable of the launch script.", LAUNCH, (), shown="none"
+    )
 
 
 class RunQuestion(LaunchQuestion, LengthQuestion):
     """A training run on existing hardware, but for its layout."""
 
     kind: Literal["devices"] = "devices"
-    from_: Annotated[str, Named(file=True)] | None = option(
+    from_: f.FileName | None = option(
         "Launch file that describes the run (see `atoll check`); options override it.",
         LAUNCH, None, shown="none",
     )  # fmt: skip
-    model: f.ModelName = option(
-        "Zoo name (`atoll models`), config.json or its folder, Hugging Face id, captured file.",
-        TRAINED, "",
-        shown="the launch file's",
-    )  # fmt: skip
+    model: f.ModelName = option(f.MODEL_HELP, TRAINED, "", shown="the launch file's")
     device: f.Device
     devices: f.Devices
     batch: f.Batch
@@ -133,9 +128,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "head_wgrad=N.",
         ADVANCED, None, shown="none",
     )  # fmt: skip
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(
-        "Dropout probability.", TRAINED, None, shown="the model's"
-    )
+    dropout: f.Part | None = option("Dropout probability.", TRAINED, None, shown="the model's")
     optimizer: f.OptimizerName = option(
         "Optimizer states and their precision.", TRAINED, "mixed", old=("states",)
     )
@@ -310,14 +303,12 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     etp: Counts = option("Tensor-parallel degrees of the experts.", LAYOUT, (), shown="1, tp")
     vpp: Counts = option("Model chunks per stage.", LAYOUT, (), shown="any")
     microbatch: Counts = option("Sequences in a microbatch.", LAYOUT, (), shown="any")
-    zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
-        "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
-    )
+    zero: f.ZeroStages = option("ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3")
     hsdp: Counts = option("Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="any")
     recompute: Annotated[tuple[f.RecomputeName, ...], Several] = option(
         "What is recomputed.", LAYOUT, (), shown="none, selective, alternate, full, optimal"
     )
-    order: Annotated[tuple[f.OrderName, ...], Several] = option(
+    order: f.OrderNames = option(
         "Pipeline orders; 1f1b includes interleaved.",
         LAYOUT,
         (),

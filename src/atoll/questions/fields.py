@@ -50,25 +50,16 @@ def block_counts(value: Any) -> Any:
 
 _BLOCK_RUNS = re.compile(r"\d{1,4}(x\d{1,4})?(\+\d{1,4}(x\d{1,4})?)*")
 BlockCounts = Annotated[Counts, BeforeValidator(block_counts)]
-ModelName = Annotated[
-    str, Named(loader="atoll.workload:load_model", file=True, offers="atoll.workload:zoo_names")
-]
-NetworkName = Annotated[
-    str,
-    Named(
-        loader="atoll.hardware.catalog:load_network",
-        file=True,
-        offers="atoll.hardware.catalog:network_names",
-    ),
-]
-DeviceName = Annotated[
-    str,
-    Named(
-        loader="atoll.hardware.device:load_device",
-        file=True,
-        offers="atoll.hardware.device:device_names",
-    ),
-]
+
+
+def named_file(module: str, loader: str, offers: str) -> Named:
+    """Return what a name, or a file of the same kind, is loaded by, and what lists the names."""
+    return Named(loader=f"{module}{loader}", file=True, offers=f"{module}{offers}")
+
+
+ModelName = Annotated[str, named_file("atoll.workload:", "load_model", "zoo_names")]
+NetworkName = Annotated[str, named_file("atoll.hardware.catalog:", "load_network", "network_names")]
+DeviceName = Annotated[str, named_file("atoll.hardware.device:", "load_device", "device_names")]
 OptimizerName = Annotated[str, Named("atoll.step.states:STATES", "atoll.step.states:load_states")]
 ProfileName = Annotated[str, Named("atoll.profiles:PROFILES")]
 ZeroStage = Annotated[int, Named("atoll.step.layout:ZERO_STAGES")]
@@ -77,6 +68,10 @@ PolicyName = Annotated[
     str, Named("atoll.step.layout:RECOMPUTE", "atoll.step.layout:check_recompute")
 ]
 OrderName = Annotated[str, Named("atoll.step.orders:ORDERS")]
+ZeroStages = Annotated[tuple[ZeroStage, ...], Several]
+OrderNames = Annotated[tuple[OrderName, ...], Several]
+DeviceNames = Annotated[tuple[DeviceName, ...], Several]
+Paths = Annotated[tuple[Path, ...], Several]
 
 Device = Annotated[
     DeviceName,
@@ -105,6 +100,9 @@ Sequence = Annotated[
     option('Tokens in a sequence, 8192 or "8k".', TRAINED, old=("seq",), shown="the model's"),
 ]
 AtLeastOne = Field(min_length=1)
+MODEL_HELP = "Zoo name (`atoll models`), config.json or its folder, Hugging Face id, captured file."
+FileName = Annotated[str, Named(file=True)]
+Part = Annotated[float, Field(ge=0, lt=1)]
 Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Microbatches = Annotated[
     Counts, AtLeastOne, option("Sequences in a microbatch.", LAYOUT, old=("microbatches",))
@@ -113,8 +111,7 @@ Headroom = Annotated[
     Share, option('Share of each device\'s memory to keep free, "10%".', SYSTEM, shown="none")
 ]
 PowerCap = Annotated[
-    Power | None,
-    option('Power limit of each device, "500 W".', SYSTEM, shown="its rating"),
+    Power | None, option('Power limit of each device, "500 W".', SYSTEM, shown="its rating")
 ]
 Seed = Annotated[NonNegative, option("Seed of random samples.", ADVANCED)]
 TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]
@@ -132,8 +129,7 @@ OutFolder = Annotated[
     option("Keep the run in this folder; the same command continues it.", OUTPUT, exclude=True),
 ]
 Out = Annotated[
-    Path | None,
-    option("Keep the answer in this folder, for atoll report.", OUTPUT, exclude=True),
+    Path | None, option("Keep the answer in this folder, for atoll report.", OUTPUT, exclude=True)
 ]
 Sweep = Annotated[
     tuple[str, ...], Several,

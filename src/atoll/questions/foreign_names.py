@@ -47,10 +47,7 @@ FOREIGN_NAMES = (
 
 
 def meant_field(name: str, fields: Container[str], spelled: Callable[[str], str] = str) -> str:
-    """Return the field, as users write it, that an option or keyword of another tool stands for.
-
-    Empty if the table has no such name, or the question no such field.
-    """
+    """Return the field that another tool's name stands for, as users write it; empty if none."""
     name = name.lstrip("-").replace("-", "_").lower()
     for words, names in ((name, name), *FOREIGN_NAMES):
         field, blank, remark = words.partition(" ")

@@ -61,9 +61,8 @@ class GroupedCommand(TyperCommand):
             if parameter.param_type_name == "argument":
                 groups["Arguments"].append((parameter.name.upper(), words))
             else:
-                groups.setdefault(group_of.get(parameter.name, OUTPUT), []).append(
-                    (record[0], words)
-                )
+                group = group_of.get(parameter.name, OUTPUT)
+                groups.setdefault(group, []).append((record[0], words))
         for group, rows in groups.items():
             if rows:
                 with formatter.section(group):
@@ -175,11 +174,10 @@ def _parameter(
     kinds = scalars(info)
     annotation: Any = list[str] if is_tuple(info) else str
     if positional:
-        needed = Parameter.empty if info.is_required() else None
         argument = typer.Argument(metavar=name.upper(), autocompletion=_completion(info))
-        return _keyword(
-            name, annotation if info.is_required() else annotation | None, argument, needed
-        )
+        if info.is_required():
+            return _keyword(name, annotation, argument, Parameter.empty)
+        return _keyword(name, annotation | None, argument)
     if kinds == {bool}:
         flags = f"{spelled(name)}/{spelled('no_' + name)}"
         return _keyword(name, bool | None, typer.Option(flags, hidden=hidden))

@@ -200,12 +200,7 @@ def option(
         "group": group, "shown": shown, "old": [*old], "file_only": file_only, "writes": writes,
     }  # fmt: skip
     extra: dict[str, Any] = {f"x-{name}": value for name, value in extras.items() if value}
-    return Field(
-        default,
-        description=help,
-        exclude=exclude or None,
-        json_schema_extra=extra,
-    )
+    return Field(default, description=help, exclude=exclude or None, json_schema_extra=extra)
 
 
 def about(info: FieldInfo, name: str, default: Any = "") -> Any:

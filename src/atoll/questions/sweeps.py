@@ -34,9 +34,7 @@ def sweep_axes(question: type[Question], texts: Sequence[str]) -> dict[str, tupl
             raise AtollError(
                 f"sweep: {name!r} is no field that could differ{suggestion(name, fields)}"
             )
-    return {
-        name: tuple(read_text(fields[name], v) for v in values) for name, values in texts_of.items()
-    }
+    return {n: tuple(read_text(fields[n], v) for v in values) for n, values in texts_of.items()}
 
 
 def first_swept(question: type[Question], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,10 +69,7 @@ class HardwareQuestion(Question):
         "a file of one (YAML).",
         SYSTEM, None, shown="the catalogue",
     )  # fmt: skip
-    yaml: bool = option(
-        "Print its file (YAML), to edit.", OUTPUT, False,
-        exclude=True,
-    )  # fmt: skip
+    yaml: bool = option("Print its file (YAML), to edit.", OUTPUT, False, exclude=True)
     example = "atoll hardware h100"
     arguments = ("name",)
 
@@ -89,9 +86,7 @@ class CalibrateQuestion(Question):
         "Training runs, steps, or operators (CSV).", MEASURED, None, shown="our H200's operators"
     )
     trace: Path | None = option("Trace of the PyTorch profiler (JSON, .gz).", MEASURED, None)
-    nccl_tests: Annotated[tuple[Path, ...], Several] = option(
-        "Logs of nccl-tests.", MEASURED, (), shown="none"
-    )
+    nccl_tests: f.Paths = option("Logs of nccl-tests.", MEASURED, (), shown="none")
     device: Measured = "h200"
     out: Path | None = option("Write the site or the calibration (YAML) here.", OUTPUT, None)
     example = "atoll calibrate runs.csv --out site.yaml"
@@ -133,12 +128,8 @@ class BenchQuestion(Question):
     plug-ins. Runs that a predictor cannot express are counted separately.
     """
 
-    files: Annotated[tuple[Path, ...], Several] = option(
-        "Tables of training runs or steps (CSV).", MEASURED
-    )
-    oom: Annotated[tuple[Path, ...], Several] = option(
-        "Tables of runs that ran out of memory (CSV).", MEASURED, ()
-    )
+    files: f.Paths = option("Tables of training runs or steps (CSV).", MEASURED)
+    oom: f.Paths = option("Tables of runs that ran out of memory (CSV).", MEASURED, ())
     predictors: Annotated[
         tuple[Annotated[str, Named("atoll.predictors.registry:PREDICTORS")], ...], Several
     ] = option("Predictors; others are compared with the first.", MEASURED, (), shown="all")
@@ -203,7 +194,7 @@ class ExplainQuestion(Question):
     """
 
     folder: Folder
-    beside: Annotated[tuple[f.DeviceName, ...], Several] = option(
+    beside: f.DeviceNames = option(
         "Of a searched chip: existing devices to compare with, names or files.", OUTPUT, (),
         shown="those of the search",
     )  # fmt: skip
@@ -308,9 +299,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
         None, shown="none", writes=True,
     )  # fmt: skip
     strict: bool = option("Refuse a file with arguments that are not priced.", OUTPUT, False)
-    least: Annotated[float, Field(ge=0, lt=1)] = option(
-        "A layout must save this share of a step to be named.", OUTPUT, 0.01
-    )
+    least: f.Part = option("A layout must save this share of a step to be named.", OUTPUT, 0.01)
     steps: Count | None = option(
         "Steps of the run, to compute what it saves.", RUN_LENGTH, None, shown="the file's"
     )
@@ -330,7 +319,7 @@ class MeasureQuestion(LayoutQuestion, RunQuestion):
     other ranks. `atoll validate` and `atoll calibrate` read the rows that it writes.
     """
 
-    from_: Annotated[str, Named(file=True)] | None = option(
+    from_: f.FileName | None = option(
         "Folder that `atoll plan --out` wrote, or a launch file; options override it.",
         LAUNCH, None, shown="none",
     )  # fmt: skip
@@ -374,7 +363,7 @@ class McpQuestion(Question):
     This needs the extra `mcp` (pip install 'atoll[mcp]').
     """
 
-    folders: Annotated[tuple[Path, ...], Several] = option(
+    folders: f.Paths = option(
         "Folders whose files an agent may name.", "Files", (), shown="the working directory"
     )
     calls: Annotated[Count, Field(le=64)] = option("Calls that may run at once.", "Files", 4)

@@ -10,17 +10,12 @@ from pydantic import Field, model_validator
 from atoll.files.yamlfile import Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import TRAINED, WAFER, Counts, NonNegative
-from atoll.questions.question import Named, Question, Several, option
+from atoll.questions.question import Question, Several, option
 
 Size = Annotated[int, Field(ge=1)]
 Place = tuple[NonNegative, NonNegative]
 WaferName = Annotated[
-    str,
-    Named(
-        loader="atoll.hardware.wafer_files:load_wafers",
-        file=True,
-        offers="atoll.hardware.wafer_files:wafer_names",
-    ),
+    str, f.named_file("atoll.hardware.wafer_files:", "load_wafers", "wafer_names")
 ]
 Ablation = Literal[
     "no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble", "no-offload",
@@ -40,11 +35,7 @@ class WaferQuestion(Question):
     """The best mapping of a model on a wafer, or on the best wafer of a space, with its bound."""
 
     kind: Literal["wafer"] = "wafer"
-    model: f.ModelName = option(
-        "Zoo name (`atoll models`), config.json or its folder, Hugging Face id, captured file.",
-        TRAINED,
-        "llama2-70b",
-    )
+    model: f.ModelName = option(f.MODEL_HELP, TRAINED, "llama2-70b")
     batch: f.Batch = 128
     sequence: f.Sequence = None
     optimizer: f.OptimizerName = option("Optimizer states and their precision.", TRAINED, "mixed")
@@ -57,7 +48,7 @@ class WaferQuestion(Question):
         "Allowed columns and rows of a stage.", WAFER, (), shown="all", file_only=True
     )
     stage_counts: Counts = option("Allowed numbers of pipeline stages.", WAFER, (), shown="all")
-    mapping: Annotated[str, Named(file=True)] | None = option(
+    mapping: f.FileName | None = option(
         "mapping.json: the mapping to estimate, or a start for a search.", WAFER, None
     )
     layout: WaferLayout | None = option(
@@ -73,7 +64,7 @@ class WaferQuestion(Question):
     dead_links: tuple[tuple[Place, Place], ...] = option(
         "Dead links, each by the two dies.", WAFER, (), file_only=True
     )
-    dead_share: Annotated[float, Field(ge=0, lt=1)] | None = option(
+    dead_share: f.Part | None = option(
         "Share of dead dies of sampled wafers.", WAFER, None, shown="the wafer's"
     )
     samples: NonNegative = option("Wafers with dead dies to sample.", WAFER, 0)

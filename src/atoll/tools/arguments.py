@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
@@ -93,6 +93,15 @@ class ArgumentNames(FileModel):
     """Names of the tokenizer, which stays with another layout."""
     about_switches: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
+    def refuse_programs(
+        self, file: str, has: Callable[[str], bool], file_names: Mapping[str, str]
+    ) -> None:
+        """Refuse a file whose arguments are those of a program that is not modelled."""
+        for action, arguments in self.refused.items():
+            if argument := next(filter(has, arguments), ""):
+                argument = file_names.get(argument, argument)
+                raise AtollError(f"{file}: {action} ({argument}), which is not modelled")
+
     def read(self, args: LaunchArguments, *groups: str) -> dict[str, Any]:
         """Return the fields that these groups of arguments state."""
         rows = [row for group in groups for row in self.fields[group].items()]
@@ -146,11 +155,11 @@ class ArgumentAccount:
 
     def joined(self, other: ArgumentAccount, prefix: str) -> ArgumentAccount:
         """Return the account with the arguments of another file, under prefixed names."""
-        pairs = zip(self.parts, other.parts, strict=True)
-        prefixed = (
-            {**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}} for mine, theirs in pairs
+        used, ignored, not_modelled, unknown = (
+            {**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}}
+            for mine, theirs in zip(self.parts, other.parts, strict=True)
         )
-        return replace(ArgumentAccount(*prefixed), alike=self.alike)
+        return ArgumentAccount(used, ignored, not_modelled, unknown, self.alike)
 
 
 @dataclass(frozen=True)
@@ -228,16 +237,13 @@ class LaunchArguments:
 
     def _switch(self, name: str) -> bool:
         self.asked.add(name)
-        if name not in self.values:
-            return False
-        self._use(name)
-        return self._is_on(self.values[name])
+        if name in self.values:
+            self._use(name)
+        return name in self.values and self._is_on(name)
 
-    @staticmethod
-    def _is_on(value: Any) -> bool:
-        if isinstance(value, str):
-            value = value.lower() not in OFF
-        return value is None or bool(value)
+    def _is_on(self, name: str) -> bool:
+        value = self.values[name]
+        return value.lower() not in OFF if isinstance(value, str) else value is None or bool(value)
 
     def text(self, *names: str) -> str | None:
         """Return the value of the first of these names that is set."""
@@ -246,8 +252,7 @@ class LaunchArguments:
         for name in names:
             if self.values.get(name) is not None:
                 self._use(name)
-                value = self.values[name]
-                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                text = _text_of(self.values[name])
                 if self.unknown in text:
                     named = re.findall(rf"{self.unknown}([A-Za-z_][\w.]*)", text)
                     unset_names = ", ".join(named or self.unset[:8])
@@ -272,12 +277,13 @@ class LaunchArguments:
 
     def count(self, *names: str) -> int | None:
         number = self.number(*names)
-        if number is not None and (not number >= 0 or number != int(number)):
+        if number is None:
+            return None
+        if not number >= 0 or number != int(number):
             raise AtollError(f"{self.file}: {names[0]} is {number:g}, not a whole number")
-        largest = largest_size(names[0], int(LARGEST_NUMBER))
-        if number is not None and number > largest:
+        if number > (largest := largest_size(names[0], int(LARGEST_NUMBER))):
             raise AtollError(f"{self.file}: {names[0]} is {number:g}, but at most {largest:,}")
-        return None if number is None else int(number)
+        return int(number)
 
     def size(self, name: str) -> int:
         """Return a positive count that the model's shape requires."""
@@ -291,29 +297,22 @@ class LaunchArguments:
 
     def _written(self, name: str) -> str:
         value = self.values[name]
-        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        return "" if value is None else text.replace(self.unknown, "?")
+        return "" if value is None else _text_of(value).replace(self.unknown, "?")
 
     def refuse_programs(self, names: ArgumentNames) -> None:
         """Refuse a program that does something else than what is modelled."""
-        for action, arguments in names.refused.items():
-            if argument := next((n for n in arguments if n in self.values), ""):
-                argument = self.file_names.get(argument, argument)
-                raise AtollError(f"{self.file}: {action} ({argument}), which is not modelled")
+        names.refuse_programs(self.file, self.values.__contains__, self.file_names)
 
     def ignore(self, patterns: Iterable[str]) -> None:
         """Mark unused arguments that match as without effect on time and memory of a step."""
-        ignorable = re.compile("|".join(map(translate, patterns)) or "(?!)")
-        for name in self._unused():
-            if ignorable.match(name):
-                self.ignored[name] = self._written(name)
+        for name in filter(_matcher(patterns).match, self._unused()):
+            self.ignored[name] = self._written(name)
 
     def doubt(self, effects: Mapping[str, str]) -> None:
         """Mark unused arguments that match as not modelled, or as without effect where off."""
         for pattern, effect in effects.items():
-            matching = re.compile(translate(pattern))
-            for name in filter(matching.match, self._unused()):
-                if self._is_on(self.values[name]):
+            for name in filter(_matcher([pattern]).match, self._unused()):
+                if self._is_on(name):
                     self.not_modelled[name] = effect
                 else:
                     self.ignored[name] = self._written(name)
@@ -324,8 +323,7 @@ class LaunchArguments:
 
     def carried(self, described: Iterable[str], names: ArgumentNames) -> dict[str, Any]:
         """Return the arguments that no layout changes: not those `described` by run and layout."""
-        bound, tokens = (re.compile("|".join(map(translate, part)) or "(?!)")
-                         for part in (names.layout, names.tokens))  # fmt: skip
+        bound, tokens = _matcher(names.layout), _matcher(names.tokens)
         return {name: True if value is None else value for name, value in self.values.items()
                 if tokens.match(name) or not (name in described or bound.match(name))}  # fmt: skip
 
@@ -351,6 +349,19 @@ class LaunchArguments:
                 for account in (self.used, self.ignored, self.not_modelled, unknown, alike)
             )
         )
+
+
+def _text_of(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _matcher(patterns: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns)) or "(?!)")
+
+
+def switched_on(words: Mapping[str, object]) -> str:
+    """Return the words whose value is true, for `--overlap` and `--flags`."""
+    return " ".join(word for word, on in words.items() if on)
 
 
 def _as_number(text: str) -> float | str:

@@ -24,9 +24,7 @@ window."""
 
 
 def model_contents(plan: LaunchPlan, target: str) -> dict[str, Any]:
-    """Return a config.json that describes the plan's model, with positions for its sequences; its
-    name alone if no type of model is its equal.
-    """
+    """Return a config.json of the plan's model; its name alone if no type of model is its equal."""
     model = plan.model
     if model.patch_inputs or model.encoder_layers or not model.causal:
         raise refuse_model(
@@ -37,9 +35,7 @@ def model_contents(plan: LaunchPlan, target: str) -> dict[str, Any]:
 
 
 def model_config_json(model: ModelConfig, sequence: int) -> dict[str, Any] | None:
-    """Return a config.json that describes a model, with positions for sequences of this length;
-    None if no type of model is its equal.
-    """
+    """Return a config.json with positions for a sequence; None if no type of model is equal."""
     for contents in _candidates(model):
         try:
             described = config_from_hf(contents, model.name)

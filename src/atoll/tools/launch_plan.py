@@ -191,9 +191,7 @@ def literal(value: Mapping[str, Any]) -> str:
 def fill_script(
     folder: str, plan: LaunchPlan, header: str, settings: Mapping[str, Any], **values: str
 ) -> str:
-    """Return the tool's Python script (`script.py.txt`) with its settings, which readers find as
-    the literal SETTINGS, and other words filled in.
-    """
+    """Return the tool's script with its settings, which readers find as the literal SETTINGS."""
     text = (files(f"atoll.tools.{folder}") / "script.py.txt").read_text(encoding="utf-8")
     usual = {"rate": LEARNING_RATE, "save_interval": str(plan.save_interval or SAVE_INTERVAL)}
     words = {**usual, **values, "header": header, "settings": literal(settings)}

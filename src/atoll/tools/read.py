@@ -18,22 +18,13 @@ from atoll.tools.files.script import Script
 from atoll.tools.files.shell import read_script
 from atoll.tools.gpt_neox.read import read_gpt_neox
 from atoll.tools.hugging_face import NAME
-from atoll.tools.megatron_lm.read import (
-    read_megatron,
-    read_megatron_values,
-    training_commands,
-)
+from atoll.tools.megatron_lm.read import read_megatron, read_megatron_values, training_commands
 from atoll.tools.nanotron.read import read_nanotron
 from atoll.tools.nemo.read import read_nemo
 from atoll.tools.nemo.read_mlperf import is_mlperf, read_mlperf
 from atoll.tools.torchtitan.read import read_torchtitan
 from atoll.tools.torchtitan.read_program import read_program
-from atoll.tools.transformers.read import (
-    read_axolotl,
-    read_trainer,
-    read_trainer_script,
-    trainer_commands,
-)
+from atoll.tools.transformers import read as trainer_files
 from atoll.workload import config_from_hf, load_config
 from atoll.workload.families.model_config import ModelConfig
 
@@ -46,15 +37,15 @@ CONFIGURATIONS = {
     "gpt_neox": read_gpt_neox,
     "torchtitan": read_torchtitan,
     "deepspeed": read_deepspeed,
-    "trainer": read_trainer,
-    "axolotl": read_axolotl,
+    "trainer": trainer_files.read_trainer,
+    "axolotl": trainer_files.read_axolotl,
 }
 NAMES: dict[str, list[list[str]]] = shipped_table("atoll.tools", "configurations.yaml")
 """Lists of names by which a configuration is recognised."""
 RECIPES: dict[str, str] = shipped_table("atoll.tools.nemo", "recipes.yaml")["recipes"]
 SCRIPTS = (
     (training_commands, read_megatron),
-    (trainer_commands, read_trainer_script),
+    (trainer_files.trainer_commands, trainer_files.read_trainer_script),
     (is_mlperf, read_mlperf),
 )
 
@@ -72,14 +63,14 @@ def read_launch(
     launch = readers.get(path.suffix, _script)(path, user)
     fields = {name: value for name, value in launch.fields.items() if value is not None}
     launch = replace(launch, fields=fields)
-    account = launch.arguments
-    widths = {n: v for n, v in account.not_understood.items() if WIDTHS.search(n) and v.isdigit()}
-    if not account.used:
+    if not launch.arguments.used:
         raise AtollError(f"{path}: none of its arguments is understood as {launch.software}'s")
-    if unread := next((f"{n} {v}" for n, v in widths.items() if int(v) > 1), ""):
-        raise AtollError(
-            f"{path}: {unread} is unknown, so its layout is too; give the layout to atoll estimate"
-        )
+    for name, value in launch.arguments.not_understood.items():
+        if WIDTHS.search(name) and value.isdigit() and int(value) > 1:
+            raise AtollError(
+                f"{path}: {name} {value} is unknown, so its layout is too; give the layout to "
+                "atoll estimate"
+            )
     return launch
 
 
@@ -106,8 +97,7 @@ def _python(path: Path, user: UserValues) -> Launch:
     launch = _read_content(path, literals["SETTINGS"], user)
     run = dict(literals.get("RUN", {}))
     steps = run.pop("steps", launch.steps)
-    fields = {name: value for name, value in launch.fields.items() if name != "stack"}
-    fields |= run  # the stack is the tool's
+    fields = {**launch.fields, "stack": None} | run  # the stack is the tool's
     return replace(launch, steps=steps, fields=fields, editable_lines=editable_lines(path))
 
 

@@ -22,22 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ImportedWriter:
-    """Writes launch files with a function that is imported on use."""
+    """Writes launch files with the function of a tool's folder, which is imported on use."""
 
-    path: str
+    folder: str
 
     def __call__(self, plan: LaunchPlan) -> LaunchFile:
-        launch_file: LaunchFile = import_named(self.path)(plan)
+        path = f"atoll.tools.{self.folder}.write:{self.folder}"
+        launch_file: LaunchFile = import_named(path)(plan)
         return launch_file
 
 
 WRITERS = {
-    folder: ImportedWriter(f"atoll.tools.{folder}.write:{name}")
-    for folder, name in (
-        ("megatron_lm", "megatron"), ("torchtitan", "torchtitan"), ("deepspeed", "deepspeed"),
-        ("nemo", "nemo"), ("trl", "trl"), ("llama_factory", "llama_factory"),
-    )
-}  # fmt: skip
+    folder: ImportedWriter(folder)
+    for folder in ("megatron_lm", "torchtitan", "deepspeed", "nemo", "trl", "llama_factory")
+}
 """Writers of launch files by folder."""
 ANY_LAYOUT = Tool(UNRESTRICTED, "an unrestricted runtime", "")
 """Runs every layout of the space, with the software of the device."""
@@ -53,16 +51,17 @@ ANY_MODEL = "deepspeed"
 
 
 def find_tool(words: str) -> Tool:
-    """Return the tool of a name ("megatron-lm"), with or without a version ("nemo@26.04"), of an
-    alias, or of words for it ("Megatron-Bridge 26.04").
-    """
+    """Return the tool of a name, with or without @VERSION, of an alias, or of words for it."""
     name = words.partition("@")[0].strip()
     for tool in TOOLS.values():
         if name in (tool.name, *tool.aliases):
             return tool
     release = re.search(r"\d", name)  # words for a release, not a misspelt name
-    framework = release and named(name, [(pattern, tool) for pattern, _, tool in FRAMEWORKS])
-    return TOOLS[framework or name]
+    return TOOLS[(release and _framework_tool(name)) or name]
+
+
+def _framework_tool(words: str) -> str | None:
+    return named(words, [(pattern, tool) for pattern, _, tool in FRAMEWORKS])
 
 
 def stack_words(words: str) -> str:
@@ -75,9 +74,8 @@ def stack_words(words: str) -> str:
 
 def tool_of_stack(words: str) -> Tool:
     """Return the tool that runs a stack, which is named or described by words."""
-    framework = named(words, [(pattern, tool) for pattern, _, tool in FRAMEWORKS])
     stack = stack_named(words) or words
-    if words != stack and framework:
+    if words != stack and (framework := _framework_tool(words)):
         return TOOLS[framework]
     return _BY_FOLDER[STACK_FOLDERS[stack]] if stack in STACK_FOLDERS else ANY_LAYOUT
 
@@ -100,30 +98,21 @@ def usual_tool(
     else:
         candidates = [TOOLS[name] for name in FINE_TUNING if name in TOOLS] + [device_tool]
     for tool in candidates:
-        if _suits(tool, model, method, precision, asked):
+        runs = method in tool.methods and precision in tool.precisions
+        runs = runs and all(
+            axis not in tool.axes or {*values} & {*tool.axes[axis]}
+            for axis, values in asked.items()
+        )
+        if runs and model is not None and _describes(tool, model, precision):
             return tool
     return ANY_LAYOUT
 
 
-def _suits(
-    tool: Tool,
-    model: ModelConfig | None,
-    method: str,
-    precision: str,
-    asked: Mapping[str, tuple[Any, ...]],
-) -> bool:
-    """Return whether a tool has the method and the precision, can describe the model, and runs at
-    least one of the values asked for on every axis.
-    """
-    able = method in tool.methods and precision in tool.precisions
-    for axis, values in asked.items():
-        able = able and (axis not in tool.axes or bool({*values} & {*tool.axes[axis]}))
-    if not able or model is None:
-        return False
-    if tool.write is None:
-        return True
-    try:
-        tool.write(make_plan(model, Layout(), model.sequence, 1, 1, precision=precision))
-    except AtollError:
-        return False
+def _describes(tool: Tool, model: ModelConfig, precision: str) -> bool:
+    """Return whether a tool can describe the model, if Atoll writes its launch files."""
+    if tool.write is not None:
+        try:
+            tool.write(make_plan(model, Layout(), model.sequence, 1, 1, precision=precision))
+        except AtollError:
+            return False
     return True

@@ -134,25 +134,19 @@ def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
     # The file does not switch it on, or delayed weight gradients leave nothing to hide behind.
     if "no_grad_reduce" in listed or ("delay_wgrad" in listed and "grad_reduce" not in listed):
         shares["gradient"] = 0.0
-    overlap = replace(overlap, **shares)
-    unread = tuple(word for word in listed if word not in (*OVERLAPS, *LISTED))
-    dispatchers = [
-        word.removeprefix(DISPATCHER) for word in all_words if word.startswith(DISPATCHER)
-    ]
+    dispatchers = [w.removeprefix(DISPATCHER) for w in all_words if w.startswith(DISPATCHER)]
     once = dispatchers[-1] in SENDING_ONCE if dispatchers else stack.sends_once
-    return replace(stack, overlap=overlap, sends_once=once), unread
+    stack = replace(stack, overlap=replace(overlap, **shares), sends_once=once)
+    return stack, tuple(word for word in listed if word not in (*OVERLAPS, *LISTED))
 
 
 def graphed(stack: Stack, words: str) -> Stack:
-    """Apply CUDA graphs: of iterations or layers, which leave no launches to the host, or of parts
-    of layers, which leave half.
-    """
+    """Apply CUDA graphs: of iterations or layers (no launches are left), or of parts (half are)."""
     graphs = words.strip().lower()
     if graphs in OFF:
         return stack
     parts = "attn" in graphs or "moe" in graphs or "mlp" in graphs
     left = 0.5 if parts and "iteration" not in graphs else 0.0
-    launches = ("layer", "kernel", "tensor", "checkpoint", "routed")
-    fields = [f"host_{name}_s" for name in launches]
+    fields = [f"host_{name}_s" for name in ("layer", "kernel", "tensor", "checkpoint", "routed")]
     host_times_s: dict[str, Any] = {name: left * getattr(stack, name) for name in fields}
     return replace(stack, graphs=graphs, **host_times_s)

@@ -271,8 +271,7 @@ class Stack:
         return (*words, *[f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1))
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
-        """Return whether context parallelism exchanges heads: the key heads are a multiple of cp,
-        or cp is a multiple of them and they are repeated."""
+        """Return whether context parallelism exchanges heads, repeated ones where it may."""
         repeated = self.repeats_heads and kv_heads > 0 and cp % kv_heads == 0
         return self.exchanges_heads and cp > 1 and (kv_heads % cp == 0 or repeated)
 
@@ -294,30 +293,25 @@ CLIP_ELEMENTS = 4.2
 COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
 
 
-def _stack(name: str, entry: dict[str, Any]) -> Stack:
-    """Build a stack from its entry in a `tool.yaml`."""
-    values: dict[str, Any] = {
-        n: tuple(v) if isinstance(v, list) else v for n, v in entry.items() if n != "like"
-    }
-    passes, overlap = _passes(entry["passes"]), Overlap(**entry["overlap"])
-    return Stack(**values | {"name": name, "passes": passes, "overlap": overlap})
-
-
 def _passes(table: str) -> dict[str, VectorPasses]:
     return {name: VectorPasses(**moved) for name, moved in KERNELS[table].items()}
 
 
 def _load_stacks() -> Iterator[Stack]:
-    """Yield the stacks of every tool. An entry that is `like` another one differs from it in the
-    fields that it has.
-    """
+    """Yield the stacks of all tools; an entry that is `like` another states only what differs."""
     entries: dict[str, dict[str, Any]] = {}
     for folder in FOLDERS:
         stacks = shipped_table(f"atoll.tools.{folder}", "tool.yaml").get("stacks", {})
         for name, entry in stacks.items():
-            entries[name] = entries.get(entry.get("like", ""), {}) | entry
+            fields: dict[str, Any] = {
+                n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()
+            }
+            like = entries.get(fields.pop("like", ""), {})
+            entries[name] = {**like, **fields, "name": name}
             STACK_FOLDERS[name] = folder
-    return (_stack(name, entry) for name, entry in entries.items())
+    for entry in entries.values():
+        passes, overlap = _passes(entry["passes"]), Overlap(**entry["overlap"])
+        yield Stack(**entry | {"passes": passes, "overlap": overlap})
 
 
 FOLDERS = (

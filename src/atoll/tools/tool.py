@@ -79,24 +79,20 @@ class Tool:
     def inabilities(self, plan: LaunchPlan) -> Iterator[str]:
         """Yield why it cannot run a plan, where its axes and precisions say so."""
         layout = plan.layout
-        values = {axis: getattr(layout, axis) for axis in self.axes}
-        if layout.tp == 1:
-            values.pop("sp", None)
+        free = {"sp"} if layout.tp == 1 else set()
         if layout.pp == 1 or layout.schedule == "interleaved":  # 1f1b of several chunks
-            values.pop("schedule", None)
-        allowed = {**self.axes, "precision": self.precisions}
-        for name, value in {**values, "precision": plan.precision}.items():
-            if value not in allowed[name]:
-                words = " or ".join(map(str, allowed[name]))
+            free.add("schedule")
+        for name, allowed in {**self.axes, "precision": self.precisions}.items():
+            value = plan.precision if name == "precision" else getattr(layout, name)
+            if name not in free and value not in allowed:
+                words = " or ".join(map(str, allowed))
                 yield f"it runs {name} {words}, not {value}; choose one of these"
 
 
 def load_tool(package: str, write: Writer | None = None) -> Tool:
     """Load the tool that `tool.yaml` of a package describes."""
-    entry = dict(shipped_table(package, "tool.yaml"))
-    entry.pop("stacks", None)  # `stack.STACKS`
-    axes = {axis: tuple(values) for axis, values in entry.pop("axes").items()}
-    values: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()
-    }
-    return Tool(**values, axes=axes, write=write)
+    entry = shipped_table(package, "tool.yaml")
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
+    values.pop("stacks", None)  # `stack.STACKS`
+    values["axes"] = {axis: tuple(allowed) for axis, allowed in entry["axes"].items()}
+    return Tool(**values, write=write)

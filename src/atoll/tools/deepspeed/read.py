@@ -23,8 +23,8 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
     fields = NAMES.read(args, "layout")
     zero, microbatch, batch = fields["zero"], fields["microbatch"], fields["batch"]
     hosted = zero >= 2 and args.text("zero_optimization.offload_optimizer.device") == "cpu"
-    offloads = ("offload_param.device", *(() if hosted else ("offload_optimizer.device",)))
-    offloads = ("cpu_offload", "cpu_offload_params", *offloads)
+    offloads = ["cpu_offload", "cpu_offload_params", "offload_param.device"]
+    offloads += [] if hosted else ["offload_optimizer.device"]
     args.refuse_offload(*(f"zero_optimization.{name}" for name in offloads))
     accumulated = args.count("gradient_accumulation_steps") or 1
     if batch and batch % (microbatch * accumulated):
@@ -32,13 +32,19 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
             f"{file}: train_batch_size {batch} is not a multiple of {microbatch} sequences in "
             f"{accumulated} microbatches"
         )
-    overlap = args.has("zero_optimization.overlap_comm") or zero == 3
+    overlaps = args.has("zero_optimization.overlap_comm") or zero == 3
     loops = args.has("optimizer.params.torch_adam") and not args.has("optimizer.params.fused")
     fields |= {
         "sp": False,
         "recompute": _recompute(args),
         "precision": _precision(args, content),
-        "overlap": _overlap(zero, fields["pp"], overlap),
+        # Without ZeRO, and in pipelines, gradients are summed after the last backward pass
+        # (runtime/engine.py, pipe/schedule.py; pipelines turn `overlap_comm` off).
+        "overlap": "zero_grad_reduce"
+        if zero == 0 or fields["pp"] > 1
+        else "grad_reduce param_gather"
+        if overlaps
+        else "no_grad_reduce",
         # of DeepSpeed's own Adam for processors, or of torch's
         "flags": "host_optimizer" if hosted else "foreach" if loops else None,
     }
@@ -48,26 +54,16 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
 
 
 def _refused_sections(args: LaunchArguments, content: Mapping[str, Any]) -> list[str]:
-    """Return the beginnings of names of sections that are off; refuse those that are on and under
-    which a step is not the one that is modelled.
-    """
+    """Return prefixes of sections that are off; refuse those that are on and not modelled."""
     switches = {name: on for name, on in args.values.items() if name.endswith(".enabled")}
-    for action, names in NAMES.refused.items():
-        for name in names:
-            parts = [on for switch, on in switches.items() if switch.startswith(f"{name}.")]
-            if name in content and (not parts or True in parts):
-                raise AtollError(f"{args.file}: {action} ({name}), which is not modelled")
+
+    def is_on(section: str) -> bool:
+        parts = [on for switch, on in switches.items() if switch.startswith(f"{section}.")]
+        return section in content and (not parts or True in parts)
+
+    NAMES.refuse_programs(args.file, is_on, {})
     off = [name.removesuffix("enabled") for name, on in switches.items() if on is False]
     return [*off, *(f"{name}." for names in NAMES.refused.values() for name in names)]
-
-
-def _overlap(zero: int, pp: int, overlapping: bool) -> str:
-    """Return the overlap words. Without ZeRO, and in pipelines, gradients are summed after the last
-    backward pass (runtime/engine.py, pipe/schedule.py; pipelines turn `overlap_comm` off).
-    """
-    if zero == 0 or pp > 1:
-        return "zero_grad_reduce"
-    return "grad_reduce param_gather" if overlapping else "no_grad_reduce"
 
 
 def _precision(args: LaunchArguments, content: Mapping[str, Any]) -> str:

@@ -9,34 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from atoll.answers.layout import LaunchFile
+from atoll.tools import launch_plan
 from atoll.tools.hugging_face import model_contents
-from atoll.tools.launch_plan import (
-    LEARNING_RATE,
-    LaunchPlan,
-    Settings,
-    check,
-    fill_script,
-    literal,
-    trial_note,
-)
+from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal, trial_note
 
 TARGET = "deepspeed"
 FILE = "train.py"
 ADAMW: Settings = {
-    "lr": float(LEARNING_RATE),
+    "lr": float(launch_plan.LEARNING_RATE),
     "betas": [0.9, 0.95],
     "weight_decay": 0.1,
     "torch_adam": True,
+    "fused": True,  # torch's own would loop over lists of tensors
 }
-ADAMW["fused"] = True  # torch's own would loop over lists of tensors
 
 
 def deepspeed(plan: LaunchPlan) -> LaunchFile:
     check(TARGET, _refusals(plan))
     layout = plan.layout
-    notes = [
-        trial_note("WEIGHTS", "DATA", "LR", "SAVE"),
-    ]
+    notes = [trial_note("WEIGHTS", "DATA", "LR", "SAVE")]
+    zero: Settings = {"stage": layout.zero}
+    if layout.zero:
+        zero |= {"overlap_comm": True, "contiguous_gradients": True}
     values: Settings = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": layout.microbatch,
@@ -44,7 +38,7 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
         "gradient_clipping": 1.0,
         "optimizer": {"type": "AdamW", "params": ADAMW},
         plan.precision: {"enabled": True},
-        "zero_optimization": _zero(layout.zero),
+        "zero_optimization": zero,
     }
     if layout.zero == 0 and layout.ranks > 1:
         notes.append(
@@ -86,12 +80,6 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
         model=literal(model_contents(plan, TARGET)),
     )
     return LaunchFile(target=TARGET, file=FILE, text=text, notes=tuple(notes))
-
-
-def _zero(zero: int) -> Settings:
-    if zero == 0:
-        return {"stage": 0}
-    return {"stage": zero, "overlap_comm": True, "contiguous_gradients": True}
 
 
 def _refusals(plan: LaunchPlan) -> Iterator[str]:

@@ -9,20 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from atoll.base.errors import AtollError
 from atoll.files.inputs import may_read, read_input_text
 from atoll.files.jsonfile import parse_object
-from atoll.files.yamlfile import parse_yaml
+from atoll.files.yamlfile import AnyFields, parse_yaml
 
 MOST_BYTES = 100_000
-
-
-class _Anything(BaseModel):
-    model_config = ConfigDict(extra="allow")
-
-
 LITERALS = ("SETTINGS", "MODEL", "RUN")
 
 
@@ -38,7 +30,7 @@ def read_content(path: Path) -> Mapping[str, Any]:
         return _literals(text, path)
     if path.suffix == ".json":
         return parse_object(text, str(path))
-    return parse_yaml(text, _Anything, str(path)).model_extra or {}
+    return parse_yaml(text, AnyFields, str(path)).model_extra or {}
 
 
 def named_file(file: Path, name: str) -> Path | None:
@@ -62,16 +54,13 @@ def named_file(file: Path, name: str) -> Path | None:
 
 def imported_as(path: Path, alias: str) -> str:
     """Return the name of what a Python script imports under an alias, "" if nothing."""
-    match = re.search(
-        rf"^from \S+ import (\w+) as {alias}$", read_input_text(path, MOST_BYTES), re.M
-    )
+    pattern = rf"^from \S+ import (\w+) as {alias}$"
+    match = re.search(pattern, read_input_text(path, MOST_BYTES), re.M)
     return match[1] if match else ""
 
 
 def editable_lines(path: Path) -> dict[str, str]:
-    """Return lines of a script that Atoll wrote and a user may have changed, by the variable that
-    they set, else by themselves: not its literals, imports and calls.
-    """
+    """Return lines of Atoll's script that a user may change, by the variable that they set."""
     text = read_input_text(path, MOST_BYTES)
     lines: dict[str, str] = {}
     for node in ast.parse(text).body:

@@ -65,9 +65,7 @@ class RankPeak(NamedTuple):
 
 
 class FigurePattern:
-    """The pattern of a figure after its words, which are not searched for in lines without their
-    longest literal text.
-    """
+    """Pattern of a figure after words, tried only on lines with their longest literal text."""
 
     def __init__(self, words: str, unit: float) -> None:
         self.pattern, self.unit = re.compile(rf"{words}\s*{NUMBER}"), unit
@@ -201,25 +199,24 @@ def read_run_log(path: Path) -> Log:
                 lines.peaks.append(peak)
         if max(len(lines.values) for lines in lines_by_format) > MOST_STEPS:
             raise AtollError(f"{path}: more than {MOST_STEPS:,} steps; give a part of the log")
-    best = max(range(len(FORMATS)), key=lambda k: sum(map(len, lines_by_format[k].values.values())))
-    if not lines_by_format[best].values:
+    pairs = zip(FORMATS, lines_by_format, strict=True)
+    log_format, lines = max(pairs, key=lambda pair: sum(map(len, pair[1].values.values())))
+    if not lines.values:
         raise AtollError(
             f"{path}: no line has a step's time or throughput as Megatron-LM, NeMo, torchtitan, "
             "DeepSpeed or MLPerf logs write it"
         )
-    log_format, lines = FORMATS[best], lines_by_format[best]
     batch = lines.batch(batch)
     values = tuple(
         median(figures)
         for step, figures in lines.values.items()
         if lines.batches.get(step, batch) == batch
     )
-    peaks = tuple(lines.peaks)
     return Log(
         file=str(path),
         software=log_format.software,
-        peaks=peaks,
-        counts=log_format.counts if peaks else "",
+        peaks=tuple(lines.peaks),
+        counts=log_format.counts if lines.peaks else "",
         stage=log_format.stage,
         job=job | ({} if batch is None else {"batch": batch}),
         **{log_format.quantity: values},

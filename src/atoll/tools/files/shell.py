@@ -8,22 +8,16 @@ unknown; a word that contains them carries `UNKNOWN`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from atoll.base.errors import AtollError
 from atoll.files.inputs import read_input_text
 from atoll.tools.files.config_files import named_file
-from atoll.tools.files.expressions import (
-    command_output,
-    evaluate_integer,
-    holds,
-    unquoted,
-)
-from atoll.tools.files.script import Command, Script
+from atoll.tools.files.expressions import command_output, evaluate_integer, holds, unquoted
 from atoll.tools.files.shell_tokens import (
     LITERAL,
     MOST_CHARACTERS,
@@ -52,6 +46,24 @@ _EXPANSION = re.compile(r"\\(.)|\$([({])|`([^`]*)`|\$([A-Za-z_]\w*|\d|[@*#?!$-])
 _PREFIXES = ("export", "local", "declare", "typeset", "readonly")
 
 
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Commands that a script runs, each as its words, and variables that it exports."""
+
+    commands: tuple[tuple[str, ...], ...]
+    exported: Mapping[str, str]
+    missing: tuple[str, ...] = ()
+    """Sourced files that are not in its folder."""
+    unset: tuple[str, ...] = ()
+    """Variables that it uses without setting them."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Values of its variables at its end."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{n}, which it sources, was not found beside it" for n in self.missing)
+
+
 @dataclass
 class Shell:
     """State of a shell while a script is read."""
@@ -65,7 +77,7 @@ class Shell:
     unset: dict[str, None] = field(default_factory=dict)
     """Variables that were used without a value."""
     functions: dict[str, list[Token]] = field(default_factory=dict)
-    commands: list[Command] = field(default_factory=list)
+    commands: list[tuple[str, ...]] = field(default_factory=list)
     exported: dict[str, None] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     length: int = 0
@@ -76,11 +88,9 @@ class Shell:
 
     def value(self, name: str) -> str | None:
         """Return the text of a variable; None if the script does not set it."""
-        if name in self.values:
-            return self.values[name]
-        if name in self.arrays:
-            return self.arrays[name][0] if self.arrays[name] else ""
-        return None
+        if name in self.values or name not in self.arrays:
+            return self.values.get(name)
+        return (self.arrays[name] or [""])[0]
 
     def expand(self, word: Word) -> list[str]:
         """Expand a word to words: plain parts are split at blanks, arrays into items."""
@@ -96,17 +106,18 @@ class Shell:
                 pieces = inner
             else:
                 expanded = self.text(text, keep_escapes=kind == PLAIN)
-                pieces = [expanded] if kind == QUOTED else _split(expanded)
-            for number, piece in enumerate(pieces):
-                if joins_last and number == 0:
-                    words[-1] += piece
-                else:
-                    words.append(piece)
-                joins_last = True
-            if kind == PLAIN and pieces and text[-1:].isspace():
-                joins_last = False
+                pieces = [expanded] if kind == QUOTED else expanded.split()
+            if pieces:
+                if joins_last:
+                    words[-1] += pieces.pop(0)
+                words += pieces
+                joins_last = kind != PLAIN or not text[-1:].isspace()
         self._count(sum(map(len, words)))
         return words
+
+    def expand_all(self, script: Iterable[Token]) -> list[str]:
+        """Expand the words among tokens."""
+        return [w for token in script if isinstance(token, Word) for w in self.expand(token)]
 
     def _items(self, text: str) -> list[str] | None:
         """Return the items if a text is exactly one array; an array without items is no word."""
@@ -116,7 +127,7 @@ class Shell:
         name = match[1] or match[2]
         if name in self.arrays or name == "@":
             return list(self.arrays.get(name, ()))
-        return _split(self.values.get(name, "")) or None
+        return self.values.get(name, "").split() or None
 
     def _operand_words(self, text: str) -> list[str] | None:
         """Return the words if a text is exactly one ${NAME:+words "with quotes"}; of a variable
@@ -128,9 +139,8 @@ class Shell:
         value = self.value(match[1])
         if value is None or (match[2] and not value):
             return []
-        inner = tokens(text[match.end() : -1], self.name)
         self._nest(+1)
-        words = [w for token in inner if isinstance(token, Word) for w in self.expand(token)]
+        words = self.expand_all(tokens(text[match.end() : -1], self.name))
         self._nest(-1)
         return [GUARD + match[1], *words, GUARD] if value.startswith("\x01") else words
 
@@ -148,7 +158,11 @@ class Shell:
                 end = closing_bracket(text, match.start() + 1)
                 inside = text[at:end]
                 at = len(text) if end < 0 else end + 1
-                pieces.append(self._brackets(bracket, inside))
+                if bracket == "{":
+                    pieces.append(self._braces(inside))
+                else:
+                    is_sum = inside[:1] == "("
+                    pieces.append(self._sum(inside[1:-1]) if is_sum else command_output(inside))
             elif command is not None:
                 pieces.append(command_output(command))
             else:
@@ -164,12 +178,6 @@ class Shell:
         self.nested += levels
         if self.nested > MOST_NESTED:
             raise AtollError(f"{self.name}: its values stand too deeply in one another")
-
-    def _brackets(self, opening: str, inside: str) -> str:
-        """Return what "${...}", "$(...)" or "$((...))" expands to."""
-        if opening == "{":
-            return self._braces(inside)
-        return self._sum(inside[1:-1]) if inside[:1] == "(" else command_output(inside)
 
     def _plain(self, name: str) -> str:
         value = " ".join(self.arrays.get("@", ())) if name in "@*" else self.value(name)
@@ -189,9 +197,8 @@ class Shell:
         if all_items and name in self.arrays:
             value = " ".join(self.arrays[name])
         if operator is None:
-            if value is None:
-                self.unset[name] = None
-            return UNKNOWN if operand or value is None else value
+            value = self._plain(name) if value is None else value
+            return UNKNOWN if operand else value
         empty = value is None or (operator.startswith(":") and value == "")
         if operator.endswith("+"):
             return "" if empty else self.text(operand)
@@ -250,10 +257,6 @@ class Shell:
         self.values |= {str(index + 1): text for index, text in enumerate(arguments)}
         self.values["#"] = str(len(arguments))
 
-    def forget(self, name: str) -> None:
-        for table in (self.values, self.arrays, self.exported):
-            table.pop(name, None)
-
     def source(self, name: str) -> None:
         """Run a sourced file; one that is not found is recorded and skipped."""
         path = named_file(self.folder / "script", name)
@@ -296,12 +299,14 @@ class _Block:
         word = token.bare
         if word in ("if", "elif"):
             self.at += 1
-            holds = self._condition(self._until_word("then"))
+            words = self.shell.expand_all(self._until_word("then"))
+            tested = words[:1] in (["["], ["[["], ["test"])  # other conditions do not hold
+            is_true = tested and holds([w for w in words[1:] if w not in ("]", "]]")])
             if word == "if":
-                self.branches.append((holds, holds))
+                self.branches.append((is_true, is_true))
             elif self.branches:
                 _, before = self.branches.pop()
-                self.branches.append((holds and not before, holds or before))
+                self.branches.append((is_true and not before, is_true or before))
         elif word == "else" and self.branches:
             _, before = self.branches.pop()
             self.branches.append((not before, True))
@@ -310,18 +315,18 @@ class _Block:
             if self.branches:
                 self.branches.pop()
             self.at += 1
-        elif word == "for":
-            self._loop(self._until_word("do"))
+        elif word == "for":  # its body runs once, with the first value
+            words = self.shell.expand_all(self._until_word("do"))
+            if self.active and len(words) > 3 and words[2] == "in":
+                self.shell.assign(words[1], False, words[3])
         elif word in ("while", "until"):
             self._until_word("do")
         elif word == "case":
             self._case()
         elif word in ("do", "done", "then", "esac", "{", "}", "!", "time", "exec", "nohup"):
             self.at += 1
-        elif self._function(word):
-            pass
         else:
-            return False
+            return self._function(word)
         return True
 
     def _until_word(self, end: str) -> list[Token]:
@@ -333,50 +338,22 @@ class _Block:
                 return list(self.script[begin : self.at - 1])
         raise AtollError(f"{self.shell.name}: a block has no {end!r}")
 
-    def _loop(self, head: list[Token]) -> None:
-        """Run a loop's body once, with the first value."""
-        words = [w for token in head if isinstance(token, Word) for w in self.shell.expand(token)]
-        if self.active and len(words) > 3 and words[2] == "in":
-            self.shell.assign(words[1], False, words[3])
-
-    def _condition(self, tested: list[Token]) -> bool:
-        """Return whether a test holds; undecidable tests do not."""
-        words = [w for token in tested if isinstance(token, Word) for w in self.shell.expand(token)]
-        if not words or words[0] not in ("[", "[[", "test"):
-            return False
-        return holds([w for w in words[1:] if w not in ("]", "]]")])
-
     def _case(self) -> None:
         self.at += 1
-        subject = "".join(
-            w for token in self._until_word("in") if isinstance(token, Word)
-            for w in self.shell.expand(token)
-        )  # fmt: skip
-        body = self._until_word("esac")
-        patterns: list[str] = []
-        commands: list[Token] = []
-        reading, matched = True, False
-        for token in [*body, Separator(";;")]:
-            if reading and isinstance(token, Word):
-                patterns += self.shell.expand(token)
-            elif isinstance(token, Separator) and reading and token.text == ")":
-                reading = False
-            elif isinstance(token, Separator) and token.text == ";;":
-                determined = UNKNOWN not in subject
-                if not matched and determined and any(fnmatchcase(subject, p) for p in patterns):
-                    matched = True
-                    if self.active:
-                        self.shell.run(commands)
-                patterns, commands, reading = [], [], True
-            elif not reading:
-                commands.append(token)
+        subject = "".join(self.shell.expand_all(self._until_word("in")))
+        matched = UNKNOWN in subject  # then no branch is known to be taken
+        for _, branch in groupby(self._until_word("esac"), lambda t: t == Separator(";;")):
+            rest = iter(list(branch))
+            patterns = self.shell.expand_all(takewhile(lambda t: t != Separator(")"), rest))
+            if not matched and any(fnmatchcase(subject, pattern) for pattern in patterns):
+                matched = True
+                if self.active:
+                    self.shell.run(list(rest))
 
     def _function(self, word: str) -> bool:
         """Store a function's definition; return whether there was one."""
         next_tokens = self.script[self.at + 1 : self.at + 3]
-        brackets = len(next_tokens) == 2 and all(
-            isinstance(t, Separator) and t.text == s for t, s in zip(next_tokens, "()", strict=True)
-        )
+        brackets = list(next_tokens) == [Separator("("), Separator(")")]
         if word != "function" and not (brackets and _NAME.fullmatch(word)):
             return False
         named = self.script[self.at + 1] if word == "function" else self.script[self.at]
@@ -429,10 +406,11 @@ class _Block:
         elif words[0] == "shift" and "@" in shell.arrays:
             shell.shift(int(words[1]) if len(words) > 1 and words[1].isdigit() else 1)
         elif words[0] == "unset":
-            for name in words[1:]:
-                shell.forget(name)
+            for table in (shell.values, shell.arrays, shell.exported):
+                for name in words[1:]:
+                    table.pop(name, None)
         else:
-            shell.commands.append(Command(tuple(words)))
+            shell.commands.append(tuple(words))
             shell.words += len(words)
             if shell.words > MOST_WORDS:
                 raise AtollError(f"{shell.name}: more than {MOST_WORDS:,} words")
@@ -446,9 +424,7 @@ class _Block:
         name, append = match[1], bool(match[3])
         after = self.script[self.at] if self.at < len(self.script) else None
         value = Word(((PLAIN, text[match.end() :]), *token.parts[1:]))
-        is_array = (
-            isinstance(after, Separator) and after.text == "(" and value.parts == ((PLAIN, ""),)
-        )
+        is_array = after == Separator("(") and value.parts == ((PLAIN, ""),)
         items = self._array() if is_array else None
         if self.active and not match[2]:
             single = "".join(
@@ -499,9 +475,8 @@ def follow_script(
     return Script(commands, exported, tuple(dict.fromkeys(shell.missing)), unset, shell.values)
 
 
-def _inner(command: Command, shell: Shell) -> list[Command]:
+def _inner(words: tuple[str, ...], shell: Shell) -> list[tuple[str, ...]]:
     """Return the commands of `bash -c TEXT`, however wrapped; else the command itself."""
-    words = command.words
     for index, word in enumerate(words[:-2]):
         if Path(word).name not in ("bash", "sh"):
             continue
@@ -512,8 +487,4 @@ def _inner(command: Command, shell: Shell) -> list[Command]:
             text = words[index + 1 + len(flags)]
             inside.run(list(tokens(text.replace(UNKNOWN, "$_"), shell.name)))
             return inside.commands
-    return [command]
-
-
-def _split(text: str) -> list[str]:
-    return text.split() if text.strip() else []
+    return [words]

@@ -143,17 +143,17 @@ class _Tokenizer:
 
     def _double(self, begin: int) -> str:
         """Return the text inside double quotes, with escapes kept for the expansion."""
-        content = []
+        content = ""
         while match := self._take(_QUOTED_PART):
             if match["plain"] is not None:
-                content.append(match["plain"])
+                content += match["plain"]
             elif (escaped := match["escaped"]) is not None:
                 kept = f"\\{escaped}" if escaped in '$`"\\' else f"\\\\{escaped}"
-                content.append("" if escaped == "\n" else kept)
+                content += "" if escaped == "\n" else kept
             elif match["open"] == '"':
-                return "".join(content)
+                return content
             else:
-                content.append(self._dollar(match.start()))
+                content += self._dollar(match.start())
         raise self._not_closed(begin)
 
     def _dollar(self, begin: int) -> str:

@@ -13,8 +13,7 @@ from pathlib import Path
 from atoll.base.errors import AtollError
 from atoll.files.inputs import read_input_text
 from atoll.tools.arguments import UserValues
-from atoll.tools.files.script import Script
-from atoll.tools.files.shell import GUARD, read_script
+from atoll.tools.files.shell import GUARD, Script, read_script
 from atoll.tools.files.shell_tokens import MOST_CHARACTERS, UNKNOWN
 
 MARK = re.compile("\x01(\\w+)( ?)\x02")

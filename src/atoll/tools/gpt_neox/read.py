@@ -62,13 +62,9 @@ def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> La
 def _model(args: LaunchArguments) -> ModelConfig:
     """Return the decoder; GPT-J's residual runs attention and MLP side by side."""
     activation, norm = args.text("activation") or "gelu", args.text("norm") or "layernorm"
-    flags = {
-        "swiglu": activation in GATED,
-        "normalization": "rmsnorm" in norm,
-        "group_query_attention": "num_query_groups" in args.values,
-    }
-    words = {"normalization": "RMSNorm"}
-    more = {name: words.get(name) for name, on in flags.items() if on}
+    more: dict[str, Any] = {"swiglu": None} if activation in GATED else {}
+    more |= {"normalization": "RMSNorm"} if "rmsnorm" in norm else {}
+    more |= {"group_query_attention": None} if "num_query_groups" in args.values else {}
     described = LaunchArguments(args.file, {**args.values, **more}, args.unknown, args.vocab)
     model = replace(build_model(described), parallel=args.has("gpt_j_residual"))
     for name in described.used.keys() - more.keys():

@@ -51,17 +51,14 @@ def llama_factory(plan: LaunchPlan) -> LaunchFile:
         values["lora_target"] = ",".join(adapter_targets(plan, TARGET))
     if layout.zero:
         values["fsdp"] = f"{'full_shard' if layout.zero == 3 else 'shard_grad_op'} auto_wrap"
-        values["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": layout.zero == 3,
-        }
-    one_node = f"env FORCE_TORCHRUN=1 NPROC_PER_NODE={plan.per_node} llamafactory-cli train"
-    several = f"{plan.torchrun} -m llamafactory.launcher"
+        values["fsdp_config"] = {"fsdp_version": 2, "fsdp_reshard_after_forward": layout.zero == 3}
+    start = f"{plan.torchrun} -m llamafactory.launcher"
+    if plan.nodes == 1:
+        start = f"env FORCE_TORCHRUN=1 NPROC_PER_NODE={plan.per_node} llamafactory-cli train"
     if "num_train_epochs" in plan.carried and plan.steps == TRIAL_STEPS:
         del values["max_steps"]
-    header = plan.header(f"{one_node if plan.nodes == 1 else several} {FILE}")
     chosen = dict(plan.carried) or chosen
     values = {name: value for name, value in values.items() if name not in chosen}
     first, then = (yaml.safe_dump(part, sort_keys=False) for part in (chosen, values))
-    text = f"{header}\n# {ADVICE}\n{first}# Run and layout:\n{then}"
+    text = f"{plan.header(f'{start} {FILE}')}\n# {ADVICE}\n{first}# Run and layout:\n{then}"
     return LaunchFile(target=TARGET, file=FILE, text=text, notes=() if plan.carried else (ADVICE,))

@@ -9,22 +9,17 @@ from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
 NAMES = load_names("megatron_lm")
 FUSED_LOSS: Settings = {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
 """Transformer Engine's loss (`--flags te_loss`)."""
-_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+SHARDING = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 """Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
-
-_FSDP_WITH_PIPELINE = (
-    "Megatron's checks accept Megatron-FSDP with a pipeline, but Atoll has not seen it run: try it "
-    "on few devices first."
-)
-
-
-def check_core(plan: LaunchPlan, target: str) -> None:
-    """Refuse what megatron-core cannot run, or warns against."""
-    layout = plan.layout
-    if plan.model.experts and layout.tp > 1 and not layout.sp:
-        raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
-    if warning := fsdp_warning(layout.zero, layout.tp * layout.cp):
-        raise refuse(target, warning)
+_RECOMPUTE: dict[str, Settings] = {
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]},
+    "full": {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    },
+}
+"""Fields of TransformerConfig by recomputation policy."""
 
 
 def fsdp_warning(zero: int, width: int) -> str:
@@ -42,9 +37,12 @@ def fsdp_warning(zero: int, width: int) -> str:
 
 
 def parallel_values(plan: LaunchPlan, target: str) -> Settings:
-    """Return fields of ModelParallelConfig."""
-    check_core(plan, target)
+    """Return fields of ModelParallelConfig; refuse what megatron-core cannot run or warns of."""
     layout = plan.layout
+    if plan.model.experts and layout.tp > 1 and not layout.sp:
+        raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
+    if warning := fsdp_warning(layout.zero, layout.tp * layout.cp):
+        raise refuse(target, warning)
     values: Settings = NAMES.write(layout, "layout")
     values["sequence_parallel"] = layout.tp > 1 and layout.sp
     if plan.hides_tensor and values["sequence_parallel"]:
@@ -70,7 +68,7 @@ def sharding_values(plan: LaunchPlan) -> Settings:
         values |= NAMES.write(layout, "replicas")
     if layout.zero >= 2:
         values["use_megatron_fsdp"] = True
-        values["data_parallel_sharding_strategy"] = _SHARDING[layout.zero]
+        values["data_parallel_sharding_strategy"] = SHARDING[layout.zero]
     return values
 
 
@@ -82,7 +80,12 @@ def connections(plan: LaunchPlan) -> int:
 
 
 def sharding_notes(plan: LaunchPlan) -> list[str]:
-    return [_FSDP_WITH_PIPELINE] if plan.layout.zero >= 2 and plan.layout.pp > 1 else []
+    if plan.layout.zero < 2 or plan.layout.pp == 1:
+        return []
+    return [
+        "Megatron's checks accept Megatron-FSDP with a pipeline, but Atoll has not seen it run: "
+        "try it on few devices first."
+    ]
 
 
 def microbatch_group(plan: LaunchPlan, target: str) -> int | None:
@@ -103,20 +106,9 @@ def microbatch_group(plan: LaunchPlan, target: str) -> int | None:
 
 def _stages(plan: LaunchPlan) -> str:
     """Return stages in Megatron's notation: E embedding, t block, L loss, | between chunks."""
-    chunks = [f"t*{blocks}" for blocks in plan.stages]
-    chunks[0] = "E" + chunks[0]
-    chunks[-1] = chunks[-1] + "L"
-    return "|".join(chunks)
+    return f"E{'|'.join(f't*{blocks}' for blocks in plan.stages)}L"
 
 
 def recompute_values(plan: LaunchPlan) -> Settings:
     """Return fields of TransformerConfig."""
-    if plan.layout.recompute == "selective":
-        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-    if plan.layout.recompute == "full":
-        return {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
-    return {}
+    return _RECOMPUTE.get(plan.layout.recompute, {})

@@ -14,8 +14,15 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS, HOST
-from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
-from atoll.tools.files.script import Command, Script
+from atoll.tools.arguments import (
+    Launch,
+    LaunchArguments,
+    UserValues,
+    flatten,
+    load_names,
+    switched_on,
+)
+from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.files.variables import (
     MARK,
@@ -26,7 +33,7 @@ from atoll.tools.files.variables import (
     marked_words,
     open_variables,
 )
-from atoll.tools.megatron_lm.core import fsdp_warning
+from atoll.tools.megatron_lm.core import SHARDING, fsdp_warning
 from atoll.tools.megatron_lm.read_model import build_model
 
 NAMES = load_names("megatron_lm")
@@ -38,16 +45,15 @@ MEGATRON_ARGUMENTS = {"num_layers", "hidden_size", "micro_batch_size", "tensor_m
 """Arguments that only programs of Megatron-LM have."""
 
 
-def training_commands(script: Script) -> list[Command]:
+def training_commands(script: Script) -> list[tuple[str, ...]]:
     """Return the commands that start a training program of Megatron-LM."""
-    return [c for c in script.commands if any(PROGRAMS.search(w) for w in c.words)
-            and MEGATRON_ARGUMENTS & named_arguments(c.words).keys()]  # fmt: skip
+    programs = [words for words in script.commands if any(map(PROGRAMS.search, words))]
+    return [words for words in programs if MEGATRON_ARGUMENTS & named_arguments(words).keys()]
 
 
 def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     """Read the last training command of a script."""
-    *earlier, command = training_commands(script)
-    words = command.words
+    *earlier, words = training_commands(script)
     at = next(i for i, word in enumerate(words) if PROGRAMS.search(word))
     launcher, program = named_arguments(words[:at]), named_arguments(words[at + 1 :])
     args = LaunchArguments(file, program, UNKNOWN, user.vocab, script.unset)
@@ -60,7 +66,7 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     account = launch.arguments
     notes = (f"starts training {len(earlier) + 1} times; the last is read",) if earlier else ()
     variables = open_variables(Path(file), script, user)
-    marked = marked_words(Path(file), user, [*variables], _last_words)
+    marked = marked_words(Path(file), user, [*variables], lambda s: training_commands(s)[-1])
     reached = {*marked_names(marked), *(name for name, _ in guarded_words(marked)[1])}
     carried = {
         spelled.get(name, name): value
@@ -76,10 +82,6 @@ def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     ))  # fmt: skip
 
 
-def _last_words(script: Script) -> Sequence[str]:
-    return training_commands(script)[-1].words
-
-
 def _with_variables(
     carried: Mapping[str, Any], marked: Sequence[str], values: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -89,12 +91,15 @@ def _with_variables(
     """
     at = next((i for i, word in enumerate(marked) if PROGRAMS.search(word)), len(marked))
     words, result = [], dict(carried)
+
+    def carries(arguments: Mapping[str, Any]) -> bool:
+        words_by_name = {n: expanded(v, values) for n, v in arguments.items()}
+        return all(n in result and _words_of(result[n]) == w for n, w in words_by_name.items())
+
     outside, guarded = guarded_words(marked[at + 1 :])
     for guard, inside in guarded:
         inner = named_arguments(inside)
-        if inner and all(
-            n in result and _words_of(result[n]) == expanded(v, values) for n, v in inner.items()
-        ):
+        if inner and carries(inner):
             result = {name: value for name, value in result.items() if name not in inner}
             result[f"${guard}:+"] = [*result.get(f"${guard}:+", []), *inside]
         else:
@@ -105,12 +110,11 @@ def _with_variables(
             words.append(word)
             continue
         inner = named_arguments(values[mark[1]].split())
-        if all(n in result and _words_of(result[n]) == _words_of(v) for n, v in inner.items()):
+        if carries(inner):
             result = {name: value for name, value in result.items() if name not in inner}
             result[f"${mark[1]}"] = True
     for name, value in named_arguments(words).items():
-        marks = marked_names(value)
-        if marks and name in result and expanded(value, values) == _words_of(result[name]):
+        if marked_names(value) and carries({name: value}):
             result[name] = value
     return result
 
@@ -125,12 +129,10 @@ def _words_of(value: Any) -> list[str]:
 def read_megatron_values(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read MODEL_ARGS of a YAML file of Megatron-LM's tests; switches are true or false."""
     values = {str(n).lstrip("-").replace("-", "_"): v for n, v in content["MODEL_ARGS"].items()}
-    switches = {name: None if value is True else value for name, value in values.items()}
-    args = LaunchArguments(file, switches, UNKNOWN, user.vocab)
-    for name in [name for name, value in values.items() if value is False]:
-        del switches[name]
-        args.ignored[name] = "false"
-    args.ignored |= {n: str(v) for n, v in flatten(content) if not n.startswith("MODEL_ARGS.")}
+    off = {n: "false" for n, v in values.items() if v is False}
+    chosen = {n: None if v is True else v for n, v in values.items() if n not in off}
+    others = {n: str(v) for n, v in flatten(content) if not n.startswith("MODEL_ARGS.")}
+    args = LaunchArguments(file, chosen, UNKNOWN, user.vocab, ignored=off | others)
     return build_launch(args, None)
 
 
@@ -173,17 +175,16 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     }
     described = {*args.used, "train_iters", "world_size"}
     fields |= software_fields(args)
-    if devices is not None:
-        fields["devices"] = devices
     ranks = fields["tp"] * fields["pp"] * fields["cp"]
-    grown, batch = _last_batch(args), args.count("global_batch_size")
+    schedule = args.text("step_batch_size_schedule") or ""  # growing, "0:768 250B:1536"
+    last = schedule.split()[-1].rpartition(":")[2] if schedule.strip() else ""
+    grown, batch = int(last) if last.isdigit() else None, args.count("global_batch_size")
     if grown and batch and grown != batch:
         raise AtollError(f"{args.file}: says two batches, {batch} and in the end {grown}")
     batch = batch or grown
     if batch is None and devices is not None:
         batch = fields["microbatch"] * max(1, devices // ranks)
-    if batch is not None:
-        fields["batch"] = batch
+    fields |= {"devices": devices, "batch": batch}
     steps, samples = args.count("train_iters"), args.count("train_samples")
     if samples and batch:
         steps = -(-samples // batch)
@@ -191,13 +192,6 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
     notes = (f"megatron-core runs this layout, but {warning}",) if warning else ()
     carried, account = args.carried(described, NAMES), args.account(NAMES)
     return Launch(args.file, "megatron-lm", model, fields, steps, account, notes, carried)
-
-
-def _last_batch(args: LaunchArguments) -> int | None:
-    """Return the final batch of a growing schedule such as "0:768 250B:1536"."""
-    schedule = (args.text("step_batch_size_schedule") or "").split()
-    last = schedule[-1].rpartition(":")[2] if schedule else ""
-    return int(last) if last.isdigit() else None
 
 
 def layout_fields(args: LaunchArguments, layers: int) -> dict[str, Any]:
@@ -249,8 +243,7 @@ def _zero(args: LaunchArguments) -> int:
         args.refuse_offload("cpu_optimizer")
         return stage or 0
     if fsdp:
-        names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-        return names.get(strategy or "optim_grads_params", 3)
+        return SHARDING.index(strategy) if strategy in SHARDING else 3
     return 1 if optimizer else 0
 
 
@@ -297,13 +290,6 @@ def _precision(args: LaunchArguments) -> dict[str, Any]:
     return {"precision": precision, "optimizer": "mixed16" if narrow else "mixed"}
 
 
-def _dispatcher(args: LaunchArguments) -> str:
-    """Return the expert token dispatcher; DeepEP and HybridEP send a token once per node."""
-    kind = args.text("moe_token_dispatcher_type") or "allgather"
-    backend = args.text("moe_flex_dispatcher_backend") or "deepep"
-    return backend if args.has("moe_enable_deepep") or kind == "flex" else kind
-
-
 def software_fields(args: LaunchArguments) -> dict[str, Any]:
     """Return the attention kernel, flags and overlaps."""
     backend = args.text("attention_backend")
@@ -326,6 +312,11 @@ def software_fields(args: LaunchArguments) -> dict[str, Any]:
     }
     if not unfused:  # of a kernel that is not used
         args.has("no_masked_softmax_fusion")
+    # DeepEP and HybridEP send an expert's token once per node.
+    dispatcher = args.text("moe_token_dispatcher_type") or "allgather"
+    backend = args.text("moe_flex_dispatcher_backend") or "deepep"
+    if args.has("moe_enable_deepep") or dispatcher == "flex":
+        dispatcher = backend
     overlaps = {
         "grad_reduce": (reduced := args.has("overlap_grad_reduce")),
         "no_grad_reduce": not reduced,
@@ -334,14 +325,13 @@ def software_fields(args: LaunchArguments) -> dict[str, Any]:
         "p2p": not args.has("no_overlap_p2p_communication")
         or args.has("overlap_p2p_communication"),
         "ep_a2a": args.has("overlap_moe_expert_parallel_comm"),
-        f"dispatcher={_dispatcher(args)}": "num_experts" in args.values,
+        f"dispatcher={dispatcher}": "num_experts" in args.values,
     }
     graphs = args.has("enable_cuda_graph", "external_cuda_graph")
     scope = args.text("cuda_graph_scope", "cuda_graph_impl")
-    graph_fields = {"cuda_graphs": scope or "layer"} if graphs or scope else {}
     return {
         "attention": "unfused" if unfused else "flash",
-        "overlap": " ".join(name for name, on in overlaps.items() if on),
-        "flags": " ".join(name for name, on in flags.items() if on),
-        **graph_fields,
+        "overlap": switched_on(overlaps),
+        "flags": switched_on(flags),
+        "cuda_graphs": scope or ("layer" if graphs else None),
     }

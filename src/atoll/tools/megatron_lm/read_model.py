@@ -19,7 +19,6 @@ VOCABULARIES = {
     "llama2tokenizer": 32000,
 }
 """Vocabulary size by tokenizer type, where it is fixed."""
-UNIT = 128  # the vocabulary is padded to a multiple of this times tp
 
 
 def build_model(args: LaunchArguments) -> ModelConfig:
@@ -29,7 +28,8 @@ def build_model(args: LaunchArguments) -> ModelConfig:
     hidden, heads, gated = fields["hidden"], fields["heads"], fields["gated"]
     if not latent and not fields["head_dim"] and hidden % heads:
         raise AtollError(f"{args.file}: {heads} attention heads do not divide hidden_size {hidden}")
-    ffn = args.count("ffn_hidden_size") or _default_ffn(hidden, gated)
+    default_ffn = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+    ffn = args.count("ffn_hidden_size") or default_ffn
     if not ffn:
         raise AtollError(f"{args.file}: hidden_size {hidden} gives no ffn_hidden_size; add it")
     args.has("no_position_embedding")
@@ -42,8 +42,10 @@ def build_model(args: LaunchArguments) -> ModelConfig:
     biased = not args.has("disable_bias_linear")
     window, windows = _windows(args, fields["layers"])
     squared = args.has("squared_relu")
+    grouped = args.has("group_query_attention") or "num_key_value_heads" in args.values
+    groups = args.count("num_query_groups", "num_key_value_heads")
     fields |= {
-        "kv_heads": _key_heads(args) or heads,
+        "kv_heads": (groups if grouped else None) or heads,
         "ffn": ffn,
         "vocab": _vocabulary(args),
         "max_sequence": max(longest, sequence),
@@ -65,15 +67,9 @@ def build_model(args: LaunchArguments) -> ModelConfig:
     return ModelConfig(name=Path(args.file).stem, family="megatron", **fields)
 
 
-def _key_heads(args: LaunchArguments) -> int | None:
-    grouped = args.has("group_query_attention") or "num_key_value_heads" in args.values
-    groups = args.count("num_query_groups", "num_key_value_heads")
-    return groups if grouped else None
-
-
 def _head(args: LaunchArguments, head_dim: int) -> dict[str, int]:
-    percent = args.number("rotary_percent")
-    return {"head_dim": head_dim, "rotary_dim": int((percent or 1.0) * head_dim)}
+    rotary_dim = int((args.number("rotary_percent") or 1.0) * head_dim)
+    return {"head_dim": head_dim, "rotary_dim": rotary_dim}
 
 
 def _optional(args: LaunchArguments, name: str) -> float | None:
@@ -95,10 +91,6 @@ def _windows(args: LaunchArguments, layers: int) -> tuple[int, tuple[int, ...]]:
     return 0, tuple(window if i in sliding else 0 for i in range(layers))
 
 
-def _default_ffn(hidden: int, gated: bool) -> int:
-    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-
-
 def _latent(args: LaunchArguments) -> dict[str, Any]:
     """Return the heads of multi-latent attention, with megatron-core's defaults."""
     args.has("qk_layernorm")  # norms the latents, which the builder adds
@@ -113,21 +105,18 @@ def _latent(args: LaunchArguments) -> dict[str, Any]:
 
 def _experts(args: LaunchArguments, dense_ffn: int) -> dict[str, Any]:
     fields = NAMES.read(args, "experts")
-    dense = _dense_layers(args, args.size("num_layers"))
+    layers = args.size("num_layers")
+    frequency = (args.text("moe_layer_freq") or "1").strip("\"' ")
+    if frequency.isdigit() and (every := int(frequency)):  # all but every n-th are dense
+        dense = tuple(i for i in range(layers) if i % every)
+    else:
+        dense = _zeros(args, "moe_layer_freq", layers)
     args.has("moe_router_enable_expert_bias")
     return fields | {
         "ffn": fields["ffn"] or dense_ffn,
         "dense_layers": dense,
         "dense_ffn": dense_ffn if dense else 0,
     }
-
-
-def _dense_layers(args: LaunchArguments, layers: int) -> tuple[int, ...]:
-    """Return blocks without experts: all but every n-th, or a list such as "([0]*3+[1]*58)"."""
-    frequency = args.text("moe_layer_freq") or "1"
-    if frequency.strip("\"' ").isdigit() and (every := int(frequency.strip("\"' "))):
-        return tuple(i for i in range(layers) if i % every)
-    return _zeros(args, "moe_layer_freq", layers)
 
 
 def _zeros(args: LaunchArguments, name: str, layers: int) -> tuple[int, ...]:
@@ -142,18 +131,13 @@ def _zeros(args: LaunchArguments, name: str, layers: int) -> tuple[int, ...]:
 
 def _list(node: ast.AST) -> list[int]:
     """Return the list that sums and multiples of lists describe: parsed, not evaluated."""
-    if isinstance(node, ast.List):
-        return [item.value for item in node.elts if isinstance(item, ast.Constant)]  # type: ignore[misc]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _list(node.left) + _list(node.right)
-    if (
-        isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Mult)
-        and isinstance(node.right, ast.Constant)
-        and isinstance(node.right.value, int)
-        and node.right.value <= 4096
-    ):
-        return _list(node.left) * node.right.value
+    match node:
+        case ast.List():
+            return [item.value for item in node.elts if isinstance(item, ast.Constant)]  # type: ignore[misc]
+        case ast.BinOp(op=ast.Add()):
+            return _list(node.left) + _list(node.right)
+        case ast.BinOp(op=ast.Mult(), right=ast.Constant(value=int(times))) if times <= 4096:
+            return _list(node.left) * times
     raise ValueError
 
 
@@ -169,7 +153,7 @@ def _vocabulary(args: LaunchArguments) -> int:
     """Return the rows of the embedding table as Megatron-LM pads it."""
     padded = args.count("padded_vocab_size")
     tokenizer_type = args.text("tokenizer_type")
-    unit = args.count("make_vocab_size_divisible_by") or UNIT
+    unit = args.count("make_vocab_size_divisible_by") or 128  # times tp
     tokenizer = tokenizer_type or ("GPT2BPETokenizer" if "merge_file" in args.values else "")
     size = args.count("vocab_size") or VOCABULARIES.get(tokenizer.lower())
     if tokenizer == "NullTokenizer" and size is not None:

@@ -8,35 +8,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
+from itertools import chain
+from typing import Any
 
 from atoll.answers.layout import LaunchFile
 from atoll.files.yamlfile import shipped_table
+from atoll.tools import launch_plan
 from atoll.tools.files.variables import bash_word, marked_names
-from atoll.tools.launch_plan import (
-    ADDRESS,
-    LEARNING_RATE,
-    SAVE_INTERVAL,
-    TRIAL_STEPS,
-    LaunchPlan,
-    Settings,
-    refuse,
-    trial_note,
-)
-from atoll.tools.megatron_lm.core import (
-    FUSED_LOSS,
-    connections,
-    microbatch_group,
-    parallel_values,
-    recompute_values,
-    sharding_notes,
-    sharding_values,
-)
+from atoll.tools.launch_plan import LaunchPlan, Settings, refuse, trial_note
+from atoll.tools.megatron_lm import core
 from atoll.tools.megatron_lm.write_model import model_values
 
 TARGET = "megatron-lm"
 FILE = "megatron.sh"
-ArgumentWords = list[tuple[str, ...]]
 
 NARROW_RECIPES: dict[str, Settings] = {
     "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
@@ -45,7 +30,7 @@ NARROW_RECIPES: dict[str, Settings] = {
 }
 """Formats and scaling of products in fewer bits than the weights."""
 SOFTWARE: dict[str, Settings] = {
-    "te_loss": FUSED_LOSS,
+    "te_loss": core.FUSED_LOSS,
     "local": {"transformer_impl": "local"},
     "fp8_params": {"fp8_param_gather": True},
     "no_grad_fusion": {"no_gradient_accumulation_fusion": True},
@@ -56,20 +41,19 @@ SAMPLES = '--train-samples "$((TRAIN_ITERS * {batch}))"'
 VARIABLES: dict[str, dict[str, str]] = shipped_table("atoll.tools.megatron_lm", "variables.yaml")
 
 
-def megatron(plan: LaunchPlan) -> LaunchFile:
+def megatron_lm(plan: LaunchPlan) -> LaunchFile:
     model, notes = model_values(plan)
     if plan.carried:  # what these notes ask for is in the user's file, or as it was
         notes = [note for note in notes if "add " not in note]
-    batch: Settings = {
-        "micro_batch_size": plan.layout.microbatch,
-        "global_batch_size": plan.global_batch,
-        "seq_length": plan.sequence,
-    }
     groups: dict[str, Settings] = {
         "MODEL": model,
         "PARALLEL": _parallel(plan, notes),
-        "BATCH": batch,
-        "MEMORY": recompute_values(plan),
+        "BATCH": {
+            "micro_batch_size": plan.layout.microbatch,
+            "global_batch_size": plan.global_batch,
+            "seq_length": plan.sequence,
+        },
+        "MEMORY": core.recompute_values(plan),
         "PRECISION": _precision(plan, notes),
         "SOFTWARE": _software(plan),
     }
@@ -78,13 +62,9 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
     whole = [name[1:].removesuffix(":+") for name in carried if name[0] == "$"]
     marked = [name for value in carried.values() for name in marked_names(value)]
     kept_variables = {name: plan.variables[name] or "" for name in (*whole, *marked)}
-    inner_words = [
-        word for name in whole for word in kept_variables[name].split() if word[0] == "-"
-    ]
-    inner_words += [
-        w for n, words in carried.items() if n[0] == "$" and words is not True for w in words
-    ]
-    fields = {*map(_field, (*carried, *inner_words))}
+    lists = [[w for w in kept_variables[name].split() if w[0] == "-"] for name in whole]
+    lists += [words for n, words in carried.items() if n[0] == "$" and words is not True]
+    fields = {*map(_field, chain(carried, *lists))}
     variables = {
         name: {**row, "default": _default(name, row["default"], plan)}
         for name, row in VARIABLES.items()
@@ -93,10 +73,8 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
     if "train_samples" in fields:
         variables["TRAIN_ITERS"] = variables["TRAIN_ITERS"] | {"words": SAMPLES}
     dropped = "train_samples|.*vocab.*" if "TOKENIZER" in variables else "train_samples"
-    groups = {
-        CARRIED: {n: v for n, v in carried.items() if not re.fullmatch(dropped, _field(n))},
-        **groups,
-    }
+    run = {n: v for n, v in carried.items() if not re.fullmatch(dropped, _field(n))}
+    groups = {CARRIED: run, **groups}
     for name, value in kept_variables.items():
         comment = VARIABLES.get(name, {}).get("comment", f"as in {plan.source}")
         variables[name] = {"default": _quoted(value), "words": "", "comment": comment}
@@ -104,8 +82,7 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
     notes[:0] = _trial_notes(plan, variables, fields)
     if plan.method == "sft" and "SAVE" in variables:
         notes.append("Weights are random unless the script is given --load FOLDER --finetune.")
-    arguments = {name: _arguments(values) for name, values in groups.items()}
-    text = _script(plan, variables, arguments)
+    text = _script(plan, variables, groups)
     return LaunchFile(target=TARGET, file=FILE, text=text, notes=tuple(notes))
 
 
@@ -114,8 +91,8 @@ def _default(name: str, usual: str, plan: LaunchPlan) -> str:
     figures = {
         "vocab": plan.model.vocab - 1,
         "steps": plan.steps,
-        "rate": LEARNING_RATE,
-        "save_interval": plan.save_interval or SAVE_INTERVAL,
+        "rate": launch_plan.LEARNING_RATE,
+        "save_interval": plan.save_interval or launch_plan.SAVE_INTERVAL,
     }
     value = plan.variables.get(name)
     if name == "TRAIN_ITERS" or value is None or (name == "SAVE_INTERVAL" and plan.save_interval):
@@ -135,11 +112,11 @@ def _trial_notes(
     mocks = [name for name, row in variables.items() if "mock-data" in row["default"]]
     if not mocks and "mock_data" not in fields:
         return []
-    set_already = {"TRAIN_ITERS"} if plan.steps != TRIAL_STEPS else set()
+    set_already = {"TRAIN_ITERS"} if plan.steps != launch_plan.TRIAL_STEPS else set()
     defaults = {name: row["default"] for name, row in variables.items()}
     if defaults.get("SAVE") != "":
         set_already |= {"SAVE", "SAVE_INTERVAL"}
-    if defaults.get("SAVE_INTERVAL") != str(SAVE_INTERVAL):
+    if defaults.get("SAVE_INTERVAL") != str(launch_plan.SAVE_INTERVAL):
         set_already.add("SAVE_INTERVAL")
     names = [name for name in VARIABLES if name in variables and name not in set_already]
     return [trial_note(*([] if mocks else ["--data-path in place of --mock-data"]), *names)]
@@ -147,13 +124,12 @@ def _trial_notes(
 
 def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     layout = plan.layout
-    notes += sharding_notes(plan)
-    values = parallel_values(plan, TARGET) | {
-        "num_virtual_stages_per_pipeline_rank": layout.vpp
-        if plan.even and layout.vpp > 1
-        else None,
-        "microbatch_group_size_per_virtual_pipeline_stage": microbatch_group(plan, TARGET),
-        **sharding_values(plan),
+    notes += core.sharding_notes(plan)
+    chunks = layout.vpp if plan.even and layout.vpp > 1 else None
+    values = core.parallel_values(plan, TARGET) | {
+        "num_virtual_stages_per_pipeline_rank": chunks,
+        "microbatch_group_size_per_virtual_pipeline_stage": core.microbatch_group(plan, TARGET),
+        **core.sharding_values(plan),
     }
     if layout.zero >= 2:
         values |= {"no_gradient_accumulation_fusion": True, "ckpt_format": "fsdp_dtensor"}
@@ -182,19 +158,10 @@ def _field(argument: str) -> str:
     return argument.lstrip("-").replace("-", "_")
 
 
-def _arguments(values: Settings) -> ArgumentWords:
-    """Return fields as arguments: switches that are on, and fields with a value."""
-    arguments: ArgumentWords = []
-    for field, value in values.items():
-        if value is not None and value is not False:
-            words = value if isinstance(value, list) else [] if value is True else [str(value)]
-            name = field if field[:1] in "-$" else "--" + field.replace("_", "-")
-            arguments.append((name, *words))
-    return arguments
-
-
-def _argument_text(name: str, words: Sequence[str]) -> str:
+def _argument_text(field: str, value: Any) -> str:
     """Return an argument as the script has it: `--name words`, or `${NAME:+words}`."""
+    words = value if isinstance(value, list) else [] if value is True else [str(value)]
+    name = field if field[:1] in "-$" else "--" + field.replace("_", "-")
     text = " ".join(map(bash_word, words))
     return f"${{{name[1:]}{text}}}" if name.endswith(":+") else f"{name} {text}".rstrip()
 
@@ -213,11 +180,9 @@ def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
 
 
 def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
-            groups: dict[str, ArgumentWords]) -> str:  # fmt: skip
-    rank, address, missing = "0", "localhost", []
-    if plan.nodes > 1:
-        rank, address = "", ADDRESS
-        missing = [': "${NODE_RANK:?set it to the number of this node, from 0}"']
+            groups: Mapping[str, Settings]) -> str:  # fmt: skip
+    several = plan.nodes > 1
+    missing = [': "${NODE_RANK:?set it to the number of this node, from 0}"'] * several
     lines = [
         "#!/usr/bin/env bash",
         plan.header(f"bash {FILE}", "Arguments given to this script come last and win."),
@@ -229,19 +194,21 @@ def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
         ),
         f"MEGATRON=${{MEGATRON:-{_quoted(plan.variables.get('MEGATRON') or '.')}}}"
         "  # checkout of Megatron-LM",
-        f"NODE_RANK=${{NODE_RANK:-${{SLURM_NODEID:-{rank}}}}}",
+        f"NODE_RANK=${{NODE_RANK:-${{SLURM_NODEID:-{'' if several else '0'}}}}}",
         *missing,
-        f"MASTER_ADDR={address}" if missing else f"MASTER_ADDR=${{MASTER_ADDR:-{address}}}",
+        f"MASTER_ADDR={launch_plan.ADDRESS if several else '${MASTER_ADDR:-localhost}'}",
         "MASTER_PORT=${MASTER_PORT:-29500}",
-        f"export CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)}",
+        f"export CUDA_DEVICE_MAX_CONNECTIONS={core.connections(plan)}",
         "",
     ]
-    groups = {name: arguments for name, arguments in groups.items() if arguments}
-    for name, arguments in groups.items():
-        lines.append(f"{name}=(" + f"  # as in {plan.source}" * (name == CARRIED))
-        lines += [f"  {_argument_text(name, words)}" for name, *words in arguments]
-        lines.append(")")
-    used = " ".join(f'"${{{name}[@]}}"' for name in groups)
+    used = ""
+    for name, values in groups.items():  # switches that are on, and fields with a value
+        stated = {n: v for n, v in values.items() if v is not None and v is not False}
+        if stated:
+            lines.append(f"{name}=(" + f"  # as in {plan.source}" * (name == CARRIED))
+            lines += [f"  {_argument_text(field, value)}" for field, value in stated.items()]
+            lines.append(")")
+            used += f' "${{{name}[@]}}"'
     batch = plan.global_batch
     words = " ".join(filter(None, (row["words"].format(batch=batch) for row in variables.values())))
     lines += [
@@ -250,7 +217,7 @@ def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
         '--node-rank "$NODE_RANK" \\',
         '  --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT" \\',
         '  "$MEGATRON/pretrain_gpt.py" \\',
-        f"  {used} \\",
+        f" {used} \\",
         f'  {words} "$@"',
         "",
     ]

@@ -43,20 +43,17 @@ def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
 
 
 def _check(model: ModelConfig) -> None:
-    for field, words in NO_ARGUMENT.items():
-        if getattr(model, field):
-            raise _no_argument(model, words)
-    if model.special:
-        raise _no_argument(model, model.special)
-    if not model.final_norm:
-        raise _no_argument(model, "no norm before its head")
-    if not model.causal:
-        raise _no_argument(model, "attention to later tokens")
-    if model.positions not in ("learned", "rotary", "none"):
-        raise _no_argument(model, f"{model.positions} positions")
-    if (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")):
-        gate = "gated " if model.gated else ""
-        raise _no_argument(model, f"a {gate}{model.activation} feed-forward layer")
+    gate = "gated " if model.gated else ""
+    ffn = f"a {gate}{model.activation} feed-forward layer"
+    features = {words: getattr(model, field) for field, words in NO_ARGUMENT.items()} | {
+        model.special: model.special,
+        "no norm before its head": not model.final_norm,
+        "attention to later tokens": not model.causal,
+        f"{model.positions} positions": model.positions not in ("learned", "rotary", "none"),
+        ffn: (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")),
+    }
+    for words in filter(features.get, features):
+        raise _no_argument(model, words)
 
 
 def _no_argument(model: ModelConfig, words: str) -> AtollError:
@@ -86,10 +83,8 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
                 f"{model.name}; shorten it",
             )
     rotary = model.positions == "rotary"
-    numbers = {
-        "rotary_base": model.rotary_base if rotary else None,
-        "norm_epsilon": model.norm_epsilon,
-    }
+    base = model.rotary_base if rotary else None
+    numbers = {"rotary_base": base, "norm_epsilon": model.norm_epsilon}
     if missing := [name for name in numbers if rotary and numbers[name] is None]:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         notes.append(f"The model's description has no {words}: add the values it was built with.")
@@ -100,14 +95,10 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
     partial = rotary and not model.latent_kv and model.rotated != model.head_dim
     return {
         "max_position_embeddings": rows,
-        **{name: _as_integer(value) for name, value in numbers.items()},
+        # Megatron-LM reads integers: 500000.0 is 500000.
+        **{n: int(v) if v is not None and v.is_integer() else v for n, v in numbers.items()},
         "rotary_percent": model.rotated / model.head_dim if partial else None,
     }
-
-
-def _as_integer(value: float | None) -> float | int | None:
-    """Return 500000.0 as 500000: Megatron-LM reads integers."""
-    return int(value) if value is not None and value.is_integer() else value
 
 
 def _attention(model: ModelConfig, notes: list[str]) -> Settings:
@@ -153,11 +144,8 @@ def _experts(model: ModelConfig, notes: list[str]) -> Settings:
 def _layer_pattern(model: ModelConfig) -> str:
     """Return blocks with (1) and without experts (0) as a list expression of Megatron."""
     dense = set(model.dense_layers)
-    runs = [
-        (with_experts, len(list(run)))
-        for with_experts, run in groupby(int(i not in dense) for i in range(model.layers))
-    ]
-    return "(" + "+".join(f"[{with_experts}]*{length}" for with_experts, length in runs) + ")"
+    runs = groupby(int(i not in dense) for i in range(model.layers))
+    return f"({'+'.join(f'[{with_experts}]*{len([*run])}' for with_experts, run in runs)})"
 
 
 def _vocabulary(plan: LaunchPlan, notes: list[str]) -> Settings:

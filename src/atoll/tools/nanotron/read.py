@@ -39,9 +39,7 @@ def read_nanotron(file: str, content: Mapping[str, Any], user: UserValues) -> La
 
 def _model(file: str, content: Mapping[str, Any]) -> ModelConfig:
     config = dict(content["model"].get("model_config") or {})
-    kinds = [
-        name.removeprefix("is_").removesuffix("_config") for name in config if name[:3] == "is_"
-    ]
+    kinds = [n.removeprefix("is_").removesuffix("_config") for n in config if n[:3] == "is_"]
     family = next((kind for kind in kinds if config.get(f"is_{kind}_config")), "")
     if family not in ("llama", "qwen2") or "moe_config" in config:
         raise AtollError(

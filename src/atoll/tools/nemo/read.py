@@ -24,10 +24,16 @@ PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", 
 
 def read_nemo(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a recipe's overrides; the model is the recipe's unless the file describes one."""
-    _check_kind(file, content)
-    values, file_names, without_effect = _translated(content)
+
+    def is_stated(name: str) -> bool:
+        section, _, field = name.rpartition(".")
+        value = (content[section] if section else content).get(field)
+        return isinstance(value, Mapping) or bool(section and value is not None)
+
+    NAMES.refuse_programs(file, is_stated, {})
+    values, file_names, ignored = _translated(content)
     args = LaunchArguments(
-        file, values, UNKNOWN, user.vocab, file_names=file_names, ignored=without_effect
+        file, values, UNKNOWN, user.vocab, file_names=file_names, ignored=ignored
     )
     described = user.model
     if described is None:
@@ -50,15 +56,6 @@ def read_nemo(file: str, content: Mapping[str, Any], user: UserValues) -> Launch
     step_count = int(steps) if steps and steps > 0 else None
     account = args.account(NAMES, MEGATRON, more=unused)
     return Launch(file, "nemo", described, fields, step_count, account)
-
-
-def _check_kind(file: str, content: Mapping[str, Any]) -> None:
-    for action, names in NAMES.refused.items():
-        for name in names:
-            section, _, field = name.rpartition(".")
-            value = (content[section] if section else content).get(field)
-            if isinstance(value, Mapping) or (section and value is not None):
-                raise AtollError(f"{file}: {action} ({name}), which is not modelled")
 
 
 def _translated(
@@ -126,12 +123,10 @@ def _precision(args: LaunchArguments) -> dict[str, Any]:
 
 def _optimizer(args: LaunchArguments) -> dict[str, Any]:
     """Return optimizer fields; NeMo 1 has a named optimizer that shards its states."""
-    name = str(args.values.get("optimizer", ""))
-    narrow = (args.text("grad_sync_dtype") or "") in ("bf16", "16") or args.has(
-        "grad_reduce_in_fp16", "grad_reduce_in_bf16"
-    )
-    divided = "distributed" in name
-    return {"least_zero": int(divided)} | ({"optimizer": "mixed16"} if narrow else {})
+    narrow = args.text("grad_sync_dtype") in ("bf16", "16")
+    narrow = narrow or args.has("grad_reduce_in_fp16", "grad_reduce_in_bf16")
+    divided = "distributed" in str(args.values.get("optimizer", ""))
+    return {"least_zero": int(divided), "optimizer": "mixed16" if narrow else None}
 
 
 def _adapters(content: Mapping[str, Any]) -> dict[str, Any]:

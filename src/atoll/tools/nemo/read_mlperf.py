@@ -13,8 +13,15 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import HOST
-from atoll.tools.arguments import OFF, Launch, LaunchArguments, UserValues, load_names
-from atoll.tools.files.script import Script
+from atoll.tools.arguments import (
+    OFF,
+    Launch,
+    LaunchArguments,
+    UserValues,
+    load_names,
+    switched_on,
+)
+from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import layout_fields
 from atoll.workload import load_config
@@ -30,9 +37,8 @@ HOSTED_LAYERS = 20  # where CPU_OFFLOADING says no number
 
 def is_mlperf(script: Script) -> bool:
     """Return whether a script only exports a batch and a layout as variables."""
-    return bool({"MINIBS", "GBS"} & script.exported.keys()) and bool(
-        {"TENSOR_MODEL_PARALLEL", "TP", "CP", "DGXNNODES"} & script.exported.keys()
-    )
+    kinds = ({"MINIBS", "GBS"}, {"TENSOR_MODEL_PARALLEL", "TP", "CP", "DGXNNODES"})
+    return all(names & script.exported.keys() for names in kinds)
 
 
 def read_mlperf(file: str, script: Script, user: UserValues) -> Launch:
@@ -65,17 +71,14 @@ def read_mlperf(file: str, script: Script, user: UserValues) -> Launch:
         "batch": batch or (minibatch or fields["microbatch"]) * max(1, devices // ranks),
         "sequence": args.count("MAX_SEQLEN") or SEQUENCE,
         "optimizer": "mixed16",
-        **(precision := _precision(args)),
-        # With adapters the recipe builds the frozen weights in 8 bits, whatever the file gathers.
-        **_software(args, not adapters, not adapters and _wide(args, precision["precision"])),
+        "precision": (precision := _precision(args)),
+        **_software(args, not adapters, precision),
     }
     if adapters:
         fields |= {"method": "lora", "lora_rank": RANK, "lora_targets": TARGETS}
         args.has("PRE_QUANTIZED_MODEL")  # frozen weights in 4 bits only, as NeMo's are priced
     healed = args.count("HEALING_ITER")
-    notes = (
-        (f"after {healed} steps it goes on in 8 bits; a step before is priced",) if healed else ()
-    )
+    notes = (f"after {healed} steps it goes on in 8 bits; a step before is priced",) * bool(healed)
     steps = args.count("MAX_STEPS")
     account = args.account(NAMES, more=_qualifying(args.values))
     return Launch(file, "nemo", described, fields, steps, account, notes)
@@ -91,26 +94,22 @@ def _model(args: LaunchArguments, adapters: bool) -> ModelConfig:
     return replace(config, layers=layers) if layers else config
 
 
-def _precision(args: LaunchArguments) -> dict[str, Any]:
+def _precision(args: LaunchArguments) -> str:
     fp4, recipe, param_gather = args.has("FP4"), args.text("FP8_RECIPE"), "fp8_param_gather"
     narrow = str(args.values.get(param_gather, "0")).lower() not in OFF
     fp8 = args.has("FP8") if "FP8" in args.values else narrow and not fp4
     if param_gather in args.values and (fp8 or not narrow) and not (fp4 and narrow):
         args.has(param_gather)
-    return {"precision": "nvfp4" if fp4 else "bf16" if not fp8 else
-            "mxfp8" if recipe == "mxfp8" else "fp8"}  # fmt: skip
+    return "nvfp4" if fp4 else "bf16" if not fp8 else "mxfp8" if recipe == "mxfp8" else "fp8"
 
 
-def _wide(args: LaunchArguments, precision: str) -> bool:
-    """Return whether the file keeps weights of 8-bit products in 16 bits."""
-    param_gather = str(args.values.get("fp8_param_gather", "1")).lower()
-    return precision in ("fp8", "mxfp8") and param_gather in OFF
-
-
-def _software(args: LaunchArguments, overlapped: bool, wide: bool) -> dict[str, Any]:
+def _software(args: LaunchArguments, pretrains: bool, precision: str) -> dict[str, Any]:
     """Return overlaps, flags, CUDA graphs and the attention kernel."""
+    # Weights of 8-bit products stay in 16 bits if the file says so. With adapters the recipe builds
+    # the frozen weights in 8 bits, whatever the file gathers.
+    gathers_16_bits = str(args.values.get("fp8_param_gather", "1")).lower() in OFF
     reduced, gathered = (
-        args.has(name) if name in args.values else overlapped
+        args.has(name) if name in args.values else pretrains
         for name in ("overlap_grad_reduce", "overlap_param_gather")
     )
     overlaps = {
@@ -128,7 +127,7 @@ def _software(args: LaunchArguments, overlapped: bool, wide: bool) -> dict[str, 
     deferred = args.has("DEFER_EMBEDDING_WGRAD_COMPUTE")
     limit = args.count("WGRAD_DEFERRAL_LIMIT") or 0
     flags = {
-        "bf16_params": wide,
+        "bf16_params": pretrains and precision in ("fp8", "mxfp8") and gathers_16_bits,
         "fp8_act": args.has("FP8_ACT", "FP8_ACTIVATION"),
         "te_loss": args.text("CE_FUSION_IMPL") == "te",
         f"head_wgrad={limit}": deferred and limit,
@@ -139,9 +138,9 @@ def _software(args: LaunchArguments, overlapped: bool, wide: bool) -> dict[str, 
     args.has("ASYM_PP_EMBED", "ASYM_PP_LOSS")
     return {
         "attention": "unfused" if unfused else "flash",
-        "overlap": " ".join(name for name, on in overlaps.items() if on),
-        "flags": " ".join(name for name, on in flags.items() if on),
-        **({"cuda_graphs": scope or ("full_iteration" if full else "layer")} if graphs else {}),
+        "overlap": switched_on(overlaps),
+        "flags": switched_on(flags),
+        "cuda_graphs": scope or ("full_iteration" if full else "layer") if graphs else None,
     }
 
 

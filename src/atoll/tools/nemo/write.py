@@ -13,15 +13,7 @@ from atoll.answers.layout import LaunchFile
 from atoll.files.yamlfile import shipped_table
 from atoll.tools.hugging_face import model_contents
 from atoll.tools.launch_plan import LaunchPlan, Settings, fill_script, literal, refuse
-from atoll.tools.megatron_lm.core import (
-    FUSED_LOSS,
-    connections,
-    microbatch_group,
-    parallel_values,
-    recompute_values,
-    sharding_notes,
-    sharding_values,
-)
+from atoll.tools.megatron_lm import core
 
 TARGET = "nemo"
 FILE = "nemo_recipe.py"
@@ -54,13 +46,13 @@ def nemo(plan: LaunchPlan) -> LaunchFile:
         notes.append("The recipe's multi-token prediction is turned off: Atoll does not model it.")
     if plan.precision == "fp8":
         notes.append("fp8 is written as current (tensorwise) scaling; the Bridge has more recipes.")
-    notes += sharding_notes(plan)
+    notes += core.sharding_notes(plan)
     text = fill_script(
         "nemo",
         plan,
         plan.header(f"{plan.torchrun} {FILE}", *more),
         settings,
-        connections=str(connections(plan)),
+        connections=str(core.connections(plan)),
         save_interval=str(plan.save_interval or ""),
         imports=imports,
         recipe=recipe,
@@ -90,28 +82,28 @@ def _recipe(plan: LaunchPlan, notes: list[str]) -> tuple[str, str]:
         f"megatron-bridge 0.3 has no recipe of {plan.model.name}: set RECIPE to the name of one of "
         "megatron.bridge.recipes that builds it."
     )
-    imports = "from megatron.bridge import recipes\n"
-    return imports, 'recipe = getattr(recipes, os.environ["RECIPE"])\n'
+    recipe = 'recipe = getattr(recipes, os.environ["RECIPE"])\n'
+    return "from megatron.bridge import recipes\n", recipe
 
 
 def _values(plan: LaunchPlan) -> dict[str, Any]:
     layout, sharded = plan.layout, plan.layout.zero >= 2
     model: Settings = {
         "seq_length": plan.sequence,
-        **parallel_values(plan, TARGET),
+        **core.parallel_values(plan, TARGET),
         "virtual_pipeline_model_parallel_size": layout.vpp if layout.vpp > 1 else None,
         "account_for_embedding_in_pipeline_split": False,
         "account_for_loss_in_pipeline_split": False,
         "mtp_num_layers": None,
     }
     if "te_loss" in plan.software:
-        model |= FUSED_LOSS
-    if (group := microbatch_group(plan, TARGET)) is not None:
+        model |= core.FUSED_LOSS
+    if (group := core.microbatch_group(plan, TARGET)) is not None:
         model["microbatch_group_size_per_vp_stage"] = group
     fields = ("granularity", "method", "num_layers", "modules")
     recompute = dict.fromkeys(f"recompute_{field}" for field in fields)
     values: dict[str, Any] = {
-        "model": model | recompute | recompute_values(plan),
+        "model": model | recompute | core.recompute_values(plan),
         "train": {
             "micro_batch_size": layout.microbatch,
             "global_batch_size": plan.global_batch,
@@ -119,7 +111,7 @@ def _values(plan: LaunchPlan) -> dict[str, Any]:
         },
         "scheduler": {"lr_warmup_iters": plan.steps // 10, "lr_decay_iters": plan.steps},
         "dataset": {"seq_length": plan.sequence},
-        "ddp": sharding_values(plan) | ({"average_in_collective": False} if sharded else {}),
+        "ddp": core.sharding_values(plan) | ({"average_in_collective": False} if sharded else {}),
         "optimizer": {"use_distributed_optimizer": layout.zero > 0},
         "comm_overlap": {"tp_comm_overlap": model.get("tp_comm_overlap", False)},
     }

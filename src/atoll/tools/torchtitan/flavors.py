@@ -38,8 +38,7 @@ class Flavor:
     latent_q: int = 0
 
     def matches(self, model: ModelConfig) -> bool:
-        same = all(getattr(self, field) == getattr(model, field) for field in _SHAPE)
-        return same and _plain(model)
+        return _plain(model) and all(getattr(self, n) == getattr(model, n) for n in _SHAPE)
 
 
 _SHAPE = tuple(f.name for f in fields(Flavor) if f.name not in ("name", "flavor"))
@@ -63,7 +62,13 @@ def find_flavor(model: ModelConfig) -> Flavor:
     for flavor in FLAVORS:
         if flavor.matches(model):
             return flavor
-    if not _llama_like(model):
+    llama_like = (
+        _plain(model)
+        and not (model.experts or model.latent_kv or model.qk_norm or model.tied_embeddings)
+        and model.head_dim * model.heads == model.hidden
+        and model.rotated == model.head_dim
+    )
+    if not llama_like:
         raise refuse_model(
             TARGET,
             f"torchtitan has no model of the kind of {model.name} (it has Llama 3, Qwen 3 and "
@@ -71,12 +76,3 @@ def find_flavor(model: ModelConfig) -> Flavor:
         )
     shape = {field: getattr(model, field) for field in _SHAPE}
     return Flavor(name="llama3", flavor=model.name, **shape)
-
-
-def _llama_like(model: ModelConfig) -> bool:
-    return (
-        _plain(model)
-        and not (model.experts or model.latent_kv or model.qk_norm or model.tied_embeddings)
-        and model.head_dim * model.heads == model.hidden
-        and model.rotated == model.head_dim
-    )

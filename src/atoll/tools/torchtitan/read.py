@@ -10,7 +10,14 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS
-from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
+from atoll.tools.arguments import (
+    Launch,
+    LaunchArguments,
+    UserValues,
+    flatten,
+    load_names,
+    switched_on,
+)
 from atoll.tools.hugging_face import FIELDS
 from atoll.tools.torchtitan.flavors import FLAVORS, Flavor
 from atoll.workload import config_from_hf, load_config, zoo_names
@@ -18,10 +25,10 @@ from atoll.workload.families.model_config import ModelConfig
 
 NAMES = load_names("torchtitan")
 SCHEDULES = {
-    "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
-    "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
+    "1F1B": "1f1b", "Interleaved1F1B": "interleaved", "GPipe": "gpipe",
+    "ZBVZeroBubble": "zb-v", "InterleavedZeroBubble": "zb-h1", "DualPipeV": "dualpipe",
 }  # fmt: skip
-
+"""Pipeline orders by torchtitan's names, read in any case."""
 OPTIMIZERS = {"fused": "", "foreach": "foreach", "for-loop": "forloop"}
 """Flags of the optimizer's implementations."""
 BACKENDS = {"sdpa": "flash", "flex_flash": "flash", "flex": "flex", "varlen": "flash2"}
@@ -44,6 +51,8 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     local_batch = args.count("training.local_batch_size", "training.batch_size") or 8
     microbatch = args.count("parallelism.pipeline_parallel_microbatch_size")
     chunks = args.count("loss.num_chunks") or 1  # job files (TOML) are of releases without it
+    parts = args.text("compile.components") or "model loss"
+    compiled = args.has("compile.enable", "training.compile") and "model" in parts
     fields |= {
         "etp": (fields["etp"] or 1) if ep > 1 and described.experts else None,  # else no effect
         "sp": not args.off("parallelism.enable_sequence_parallel") and tp > 1,
@@ -51,7 +60,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         "local_batch": local_batch,
         "precision": _precision(args),
         "recompute": _recompute(args, -(-described.layers // pp)),
-        "stack": "torchtitan-compiled" if _compiled(args) else "torchtitan",
+        "stack": "torchtitan-compiled" if compiled else "torchtitan",
         "cuda_graphs": "full_iteration" if args.off("training.disable_cuda_graphs") else None,
         "attention": _word(args, "model.attn_backend", BACKENDS, "sdpa"),
         **_data_parallel(args, tp, fields["cp"], pp),
@@ -62,15 +71,11 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     args.text("training.mixed_precision_reduce", "parallelism.context_parallel_rotate_method")
     if args.text("training.mixed_precision_param") == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
-    overlaps = ["grad_reduce param_gather tp_comm"] * args.has(
-        "parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"
-    )
-    if backend := _word(args, "parallelism.expert_parallel_comm_backend", DISPATCHERS, "standard"):
-        overlaps.append(f"dispatcher={backend}")
-    if overlaps:
-        fields["overlap"] = " ".join(overlaps)
-    if args.text("training.dtype") == "bfloat16":
-        fields["optimizer"] = "bf16"
+    switches = [f"{section}.enable_async_tensor_parallel" for section in ("parallelism", "compile")]
+    backend = _word(args, "parallelism.expert_parallel_comm_backend", DISPATCHERS, "standard")
+    words = {"grad_reduce param_gather tp_comm": args.has(*switches)}
+    fields["overlap"] = switched_on({**words, f"dispatcher={backend}": backend}) or None
+    fields["optimizer"] = "bf16" if args.text("training.dtype") == "bfloat16" else None
     steps = args.count("training.steps")
     empty = [name for name, value in args.values.items() if value == []]
     account = args.account(NAMES, more=empty)
@@ -116,12 +121,11 @@ def _data_parallel(args: LaunchArguments, tp: int, cp: int, pp: int) -> dict[str
     sharded = args.number("parallelism.data_parallel_shard_degree")
     policy = args.text("parallelism.fsdp_reshard_after_forward") or "default"
     keeps_weights = policy == "never" or (policy == "default" and pp > 1)
-    device_fields = {}
-    if sharded is not None and sharded > 0:
-        device_fields["devices"] = replicas * int(sharded) * tp * cp * pp
+    devices = replicas * int(sharded) * tp * cp * pp if sharded and sharded > 0 else None
     if sharded == 1 and cp == 1:
-        return {"zero": 0, "hsdp": 1, **device_fields}
-    return {"zero": (1 if pp > 1 else 2) if keeps_weights else 3, "hsdp": replicas, **device_fields}
+        return {"zero": 0, "hsdp": 1, "devices": devices}
+    zero = (1 if pp > 1 else 2) if keeps_weights else 3
+    return {"zero": zero, "hsdp": replicas, "devices": devices}
 
 
 def _pipeline(args: LaunchArguments, pp: int, layers: int) -> dict[str, Any]:
@@ -134,19 +138,12 @@ def _pipeline(args: LaunchArguments, pp: int, layers: int) -> dict[str, Any]:
         args.text("parallelism.module_fqns_per_model_part")
     if pp == 1:
         return {"vpp": 1}
-    order = SCHEDULES.get((schedule or "1F1B").lower())
-    if order is None:
+    orders = {name.lower(): order for name, order in SCHEDULES.items()}
+    if (order := orders.get((schedule or "1F1B").lower())) is None:
         raise AtollError(f"{args.file}: pipeline schedule {schedule!r} is not modelled")
     stages = len(parts) if parts else -(-layers // layers_per_stage) if layers_per_stage else pp
-    vpp = max(1, stages // pp) if order == "interleaved" else 1
-    if order == "interleaved" and vpp == 1:
-        vpp = 2  # torchtitan's default for looped schedules
-    return {"vpp": vpp, "order": order}
-
-
-def _compiled(args: LaunchArguments) -> bool:
-    parts = args.text("compile.components") or "model loss"
-    return args.has("compile.enable", "training.compile") and "model" in parts
+    # 2 is torchtitan's default for looped schedules.
+    return {"vpp": max(2, stages // pp) if order == "interleaved" else 1, "order": order}
 
 
 def _recompute(args: LaunchArguments, blocks: int) -> str:
@@ -158,18 +155,16 @@ def _recompute(args: LaunchArguments, blocks: int) -> str:
         return mode
     if mode != "selective":
         raise AtollError(f"{args.file}: activation checkpointing {mode!r} is not modelled")
-    if option.isdigit() and int(option):
-        interval = int(option)
+    if option.isdigit() and (interval := int(option)):
         return "full" if interval == 1 else f"{FULL_BLOCKS}{max(1, blocks // interval)}"
     return "alternate"
 
 
 def _precision(args: LaunchArguments) -> str:
     converters = args.text("model.converters") or ""
-    unused = [section for section in ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
-              if section not in converters]  # fmt: skip
-    args.ignore(f"{section}.*" for section in (*unused, "hf_transformers"))
-    for name in list(args.values):
+    sections = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
+    args.ignore(["hf_transformers.*", *(f"{n}.*" for n in sections if n not in converters)])
+    for name in args.values:
         if name.startswith(("float8.", "quantize.linear.float8.", "quantize.linear.mx.", "mx.")):
             args.text(name)
     if "lora" in converters or ("nvfp4" in converters and "'fqns': ['layers']" not in converters):

@@ -54,12 +54,12 @@ def _returned(
             called = str(value.get(CALLED)) if isinstance(value, dict) else ""
             if called in functions and depth < len(functions):
                 value = _returned(functions[called], functions, depth + 1)
-            path = ast.unparse(target).split(".")
+            *path, last = ast.unparse(target).split(".")
             place: Any = names
-            for name in path[:-1]:
+            for name in path:
                 place = place.setdefault(name, {}) if isinstance(place, dict) else {}
             if isinstance(place, dict):
-                place[path[-1]] = value
+                place[last] = value
         elif isinstance(node, ast.Return) and node.value is not None:
             value = _value(node.value, names)
             return value if isinstance(value, dict) else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 
 from atoll.answers.layout import LaunchFile
@@ -15,11 +16,10 @@ from atoll.step.orders import groups
 from atoll.tools.hugging_face import model_contents
 from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal, trial_note
 from atoll.tools.torchtitan.flavors import FLAVORS, find_flavor
+from atoll.tools.torchtitan.read import BACKENDS, SCHEDULES
 
 TARGET = "torchtitan"
 FILE = "torchtitan_job.py"
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "zb-v": "ZBVZeroBubble"}
-"""With vpp > 1 the schedule is Interleaved1F1B."""
 REGISTER = (files("atoll.tools.torchtitan") / "register.py.txt").read_text(encoding="utf-8")
 """Code that registers a Llama-like shape."""
 RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
@@ -31,23 +31,21 @@ CONVERTERS = {
     "mxfp8": 'MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=True)',
 }
 """Converters of all linear layers but the head, by precision."""
-
-BACKENDS = {"flash": "flex_flash", "flash2": "varlen"}
+SCHEDULE_NAMES = {order: name for name, order in SCHEDULES.items()}
+BACKEND_NAMES = {kernel: name for name, kernel in BACKENDS.items()}
 """torchtitan's names of attention kernels; others run as FlexAttention."""
 
 
 def torchtitan(plan: LaunchPlan) -> LaunchFile:
     flavor = find_flavor(plan.model)
     check(TARGET, _refusals(plan))
-    notes = [
-        trial_note("ASSETS", "DATASET", "LR", "SAVE"),
-    ]
+    notes = [trial_note("ASSETS", "DATASET", "LR", "SAVE")]
     imports, register, converter = "", "", CONVERTERS.get(plan.precision, "")
     settings: dict[str, Settings] = {
         "model": {
             "name": flavor.name,
             "flavor": flavor.flavor,
-            "attn_backend": BACKENDS.get(plan.attention, "flex"),
+            "attn_backend": BACKEND_NAMES.get(plan.attention, "flex"),
         },
         "training": _training(plan),
         "parallelism": {
@@ -128,28 +126,22 @@ def _pipeline(plan: LaunchPlan) -> Settings:
     settings: Settings = {"pipeline_parallel_degree": layout.pp}
     if layout.pp == 1:
         return settings
-    settings["pipeline_parallel_schedule"] = (
-        "Interleaved1F1B" if layout.vpp > 1 else SCHEDULES[layout.schedule]
-    )
-    settings["pipeline_parallel_microbatch_size"] = layout.microbatch
+    order = "interleaved" if layout.vpp > 1 else layout.schedule
+    settings |= {
+        "pipeline_parallel_schedule": SCHEDULE_NAMES[order],
+        "pipeline_parallel_microbatch_size": layout.microbatch,
+    }
     if plan.even:
         return settings | {
             "pipeline_parallel_layers_per_stage": plan.stages[0],
             "pipeline_parallel_first_stage_less_layers": 0,
             "pipeline_parallel_last_stage_less_layers": 0,
         }
-    return settings | {"module_fqns_per_model_part": _modules(plan.stages)}
-
-
-def _modules(stages: tuple[int, ...]) -> list[list[str]]:
-    """Return the names of the modules of each chunk."""
-    parts, first = [], 0
-    for blocks in stages:
-        parts.append([f"layers.{i}" for i in range(first, first + blocks)])
-        first += blocks
-    parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "lm_head"]
-    return parts
+    names = (f"layers.{i}" for i in range(sum(plan.stages)))
+    modules = [[*islice(names, blocks)] for blocks in plan.stages]
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", "lm_head"]
+    return settings | {"module_fqns_per_model_part": modules}
 
 
 def _refusals(plan: LaunchPlan) -> Iterator[str]:

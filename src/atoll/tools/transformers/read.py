@@ -25,7 +25,7 @@ from atoll.tools.arguments import (
 )
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import named_file, read_content
-from atoll.tools.files.script import Command, Script
+from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
@@ -67,9 +67,9 @@ OFFLOADS = (
 )
 
 
-def trainer_commands(script: Script) -> list[Command]:
+def trainer_commands(script: Script) -> list[tuple[str, ...]]:
     """Return the commands with the Trainer's argument of the batch per device."""
-    return [c for c in script.commands if BATCH in named_arguments(c.words)]
+    return [words for words in script.commands if BATCH in named_arguments(words)]
 
 
 def read_trainer(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
@@ -95,7 +95,7 @@ def read_axolotl(file: str, content: Mapping[str, Any], user: UserValues) -> Lau
 
 def read_trainer_script(file: str, script: Script, user: UserValues) -> Launch:
     """Read the last command that starts a Trainer, with its launcher's arguments."""
-    words = trainer_commands(script)[-1].words
+    words = trainer_commands(script)[-1]
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), 0)
     launcher, program = named_arguments(words[:at]), named_arguments(words[at + 1 :])
     values: dict[str, Any] = {}
@@ -137,8 +137,8 @@ def _launch(args: LaunchArguments, user: UserValues, names: ArgumentNames = NAME
     fields |= adapters | {"flags": " ".join(filter(None, flags))}
     if "method" in fields and fields.get("optimizer") == "fp32":
         fields["optimizer"] = "mixed"  # frozen weights stay in 16 bits
-    fields["devices"] = _devices(args) or fields.get("devices")
-    fields["dropout"] = args.number("dropout")
+    devices = _devices(args) or fields.get("devices")
+    fields |= {"devices": devices, "dropout": args.number("dropout")}
     steps = args.number("max_steps")
     account = args.account(names, NAMES)
     if deepspeed:
@@ -248,7 +248,7 @@ def _sharding(args: LaunchArguments) -> dict[str, Any]:
         # PyTorch's replicas sum gradients during the backward pass.
         "overlap": "grad_reduce" if stage is None else "zero_grad_reduce",
         # FSDP keeps fp32 parameters and gathers 16-bit ones, as does autocast without it.
-        **({} if stage is not None else {"optimizer": "fp32"}),
+        "optimizer": "fp32" if stage is None else None,
     }
 
 
@@ -296,9 +296,7 @@ def _precision(args: LaunchArguments, default: str | None) -> str:
 
 
 def _software(args: LaunchArguments, modules: str) -> dict[str, Any]:
-    """Return the stack (compiled, or that of eager modules), attention kernel and flags; accept
-    optimizers with Adam's states.
-    """
+    """Return stack, attention kernel and flags; accept optimizers with Adam's states."""
     compiled = args.has("torch_compile") or (
         (args.text("dynamo_config.dynamo_backend", "dynamo_backend") or "NO").upper() != "NO"
     )
