@@ -14,8 +14,7 @@ from atoll.tools.arguments import Launch, UserValues
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import editable_lines, imported_as, read_content
 from atoll.tools.files.references import resolve
-from atoll.tools.files.script import Script
-from atoll.tools.files.shell import read_script
+from atoll.tools.files.shell import Script, read_script
 from atoll.tools.gpt_neox.read import read_gpt_neox
 from atoll.tools.hugging_face import NAME
 from atoll.tools.megatron_lm.read import read_megatron, read_megatron_values, training_commands
