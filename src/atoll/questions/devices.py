@@ -125,7 +125,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "Adapters: fp32_adapters, cast_adapters, adapter_dropout, nf4, nested_scales. "
         "Precision: fp8_params, bf16_params, fp8_act, autocast, fp32, tf32. Other: traced, liger, "
         "local, plain_modules, flash_modules, reentrant, plain_mixers, no_grad_fusion, "
-        "head_wgrad=N.",
+        "growing_segments, head_wgrad=N.",
         ADVANCED, None, shown="none",
     )  # fmt: skip
     dropout: f.Part | None = option("Dropout probability.", TRAINED, None, shown="the model's")

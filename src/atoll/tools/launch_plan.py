@@ -183,6 +183,10 @@ def check(target: str, reasons: Iterable[str]) -> None:
         raise refuse(target, reason)
 
 
+GROWING = "ALLOC_CONF=expandable_segments:True"
+"""Setting of PyTorch's allocator: segments that grow."""
+
+
 def literal(value: Mapping[str, Any]) -> str:
     """Return a mapping as Python writes it, over several lines."""
     return pformat(dict(value), width=96, sort_dicts=False)

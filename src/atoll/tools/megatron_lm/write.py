@@ -199,6 +199,7 @@ def _script(plan: LaunchPlan, variables: Mapping[str, Mapping[str, str]],
         f"MASTER_ADDR={launch_plan.ADDRESS if several else '${MASTER_ADDR:-localhost}'}",
         "MASTER_PORT=${MASTER_PORT:-29500}",
         f"export CUDA_DEVICE_MAX_CONNECTIONS={core.connections(plan)}",
+        *[f"export PYTORCH_CUDA_{launch_plan.GROWING}"] * ("growing_segments" in plan.software),
         "",
     ]
     used = ""

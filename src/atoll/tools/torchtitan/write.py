@@ -14,7 +14,15 @@ from pathlib import Path
 from atoll.answers.layout import LaunchFile
 from atoll.step.orders import groups
 from atoll.tools.hugging_face import model_contents
-from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal, trial_note
+from atoll.tools.launch_plan import (
+    GROWING,
+    LaunchPlan,
+    Settings,
+    check,
+    fill_script,
+    literal,
+    trial_note,
+)
 from atoll.tools.torchtitan.flavors import FLAVORS, find_flavor
 from atoll.tools.torchtitan.read import BACKENDS, SCHEDULES
 
@@ -24,8 +32,6 @@ REGISTER = (files("atoll.tools.torchtitan") / "register.py.txt").read_text(encod
 """Code that registers a Llama-like shape."""
 RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
 
-ALLOCATOR = "env PYTORCH_ALLOC_CONF=expandable_segments:True"
-"""As torchtitan's run_train.sh sets it."""
 CONVERTERS = {
     "fp8": 'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)',
     "mxfp8": 'MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=True)',
@@ -74,7 +80,7 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
         imports += f"from torchtitan.components.quantization import {name}\n"
         notes.append(f"{plan.precision} needs torchao; all linear layers but the head have it.")
     module = f"-m torchtitan.train --module {Path(FILE).stem} --config train"
-    start = f"{ALLOCATOR} {plan.torchrun} {module}"
+    start = f"env PYTORCH_{GROWING} {plan.torchrun} {module}"  # as its run_train.sh
     text = fill_script(
         "torchtitan",
         plan,
