@@ -5,7 +5,6 @@ need Transformer Engine.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,16 +19,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 
 from atoll.measurement.profiler import Mark
-from atoll.measurement.rank_step import RankStep, accumulated, pipelined, randomize
+from atoll.measurement.rank_step import RankStep, randomize
 from atoll.measurement.runner import RankJob
 
 VOCABULARY_UNIT = 128
 """Rows of the vocabulary are padded to a multiple of this on every tensor rank."""
-RECOMPUTE: dict[str, dict[str, Any]] = {
-    "none": {},
-    "full": {"recompute_granularity": "full", "recompute_method": "uniform",
-             "recompute_num_layers": 1},
-}  # fmt: skip
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+RECOMPUTE: dict[str, dict[str, Any]] = {"none": {}, "full": FULL}
 
 
 class FusedAttention(torch.nn.Module):  # type: ignore[misc]
@@ -58,31 +54,23 @@ def build(job: RankJob, device: str) -> RankStep:
     if device == "cuda":
         tensor_parallel.model_parallel_cuda_manual_seed(0)
     config = _config(job)
-    model: Any = Float16Module(config, _model(job, config).to(device))
-    randomize(model)
+    stage: Any = Float16Module(config, _model(job, config).to(device))
+    randomize(stage)
     distributed = job.fsdp > 1
     settings = DistributedDataParallelConfig(
         grad_reduce_in_fp32=True, use_distributed_optimizer=distributed
     )
-    model = DistributedDataParallel(config, settings, model)
+    model: Any = DistributedDataParallel(config, settings, stage)
     model.train()
     options = OptimizerConfig(
         optimizer="adam", lr=1e-6, bf16=True, params_dtype=torch.bfloat16,
         use_distributed_optimizer=distributed, clip_grad=1.0 if job.clip else 0.0,
     )  # fmt: skip
     optimizer = get_megatron_optimizer(options, [model], use_gloo_process_groups=False)
-    shape = job.microbatch, job.sequence
-    ids = torch.randint(0, job.config["vocab_size"], shape, device=device)
-    positions = torch.arange(job.sequence, device=device).expand(shape)
-    width = job.sequence // job.tp, job.microbatch, job.config["hidden_size"]
+    positions = torch.arange(job.sequence, device=device).expand(job.microbatch, -1)
 
-    def inputs() -> Any:
-        if job.stage == 0:
-            return None
-        return torch.randn(width, device=device, dtype=torch.bfloat16).requires_grad_()
-
-    def stage(given: Any) -> Any:
-        model.module.module.set_input_tensor(given)
+    def forward(given: Any, ids: Any) -> Any:
+        stage.module.set_input_tensor(None if given is ids else given)
         out = model(ids, positions, None, labels=ids if job.last else None)
         return out.float().mean() if job.last else out
 
@@ -93,10 +81,7 @@ def build(job: RankJob, device: str) -> RankStep:
         model.zero_grad_buffer()
         optimizer.zero_grad()
 
-    piped = job.pp > 1
-    loss = partial(stage, None)
-    passes = pipelined(model, job, stage, inputs) if piped else accumulated(model, job, loss)
-    return RankStep(model, passes, update)
+    return RankStep(job, device, model, forward, update)
 
 
 def _config(job: RankJob) -> Any:

@@ -5,19 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from atoll.measurement.rank_step import (
-    DTYPES,
-    RankStep,
-    accumulated,
-    adamw_update,
-    empty_model,
-    randomize,
-)
+from atoll.measurement.rank_step import DTYPES, RankStep, adamw_update, empty_model, randomize
 from atoll.measurement.runner import RankJob
 
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj",
@@ -30,7 +24,7 @@ def build(job: RankJob, device: str) -> RankStep:
     if job.pp > 1:
         raise ValueError("Hugging Face models have no pipeline; use --tool torchtitan")
     base = _model(job)
-    model: Any = _with_adapters(base, job) if job.lora_rank else base
+    model = _with_adapters(base, job) if job.lora_rank else base
     model.train()
     if job.recompute == "full":
         base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -38,85 +32,70 @@ def build(job: RankJob, device: str) -> RankStep:
             base.enable_input_require_grads()
     elif job.recompute != "none":
         raise ValueError(f"Hugging Face has no recomputation {job.recompute!r}; use none or full")
-    mesh = _mesh(job, device)
-    if job.tp > 1:
-        parallelize_module(model, mesh["tp"], _tensor_plan())
-    if job.fsdp > 1:
-        _shard(model, base, mesh, job)
+    replicated = _parallelize(model, base, job, device)
     model.to_empty(device=device)
     randomize(model)
     _restore_buffers(base, device)
     called = model
-    if job.fsdp == 1 and job.replicate > 1:
-        group, numbers = mesh["replicate"].get_group(), [0] if device == "cuda" else None
+    if replicated is not None:
+        numbers = [0] if device == "cuda" else None
         parallel = torch.nn.parallel.DistributedDataParallel
-        called = parallel(model, device_ids=numbers, process_group=group)
+        called = parallel(model, device_ids=numbers, process_group=replicated)
     if job.compiled:
         for block in _blocks(base):
             block.compile()
-    vocabulary = int(job.config["vocab_size"])
-    ids = torch.randint(5, vocabulary, (job.microbatch, job.sequence), device=device)
     mixed = job.fsdp == 1 and job.weights != "bf16"
 
-    def loss() -> Any:
+    def forward(ids: Any, labels: Any) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=mixed):
-            return called(input_ids=ids, labels=ids, use_cache=False).loss
+            return called(input_ids=ids, labels=labels, use_cache=False).loss
 
     clip = torch.nn.utils.clip_grad_norm_ if job.clip else None
-    return RankStep(model, accumulated(called, job, loss), adamw_update(model, clip))
+    return RankStep(job, device, model, forward, adamw_update(model, clip))
 
 
 def _model(job: RankJob) -> Any:
     """Return the model without storage."""
-    import transformers
-
     config = dict(job.config)
     settings = transformers.AutoConfig.for_model(config.pop("model_type"), **config)
     if "num_experts_per_tok" in config:
         settings._experts_implementation = "grouped_mm"
+    build_model = transformers.AutoModelForCausalLM.from_config
     with empty_model(job) as dtype:
-        return transformers.AutoModelForCausalLM.from_config(
-            settings, attn_implementation="sdpa", dtype=dtype
-        )
+        return build_model(settings, attn_implementation="sdpa", dtype=dtype)
 
 
 def _with_adapters(base: Any, job: RankJob) -> Any:
     import peft
 
+    targets = list(job.lora_targets)
     adapters = peft.LoraConfig(
-        r=job.lora_rank,
-        lora_alpha=32,
-        target_modules=list(job.lora_targets),
-        task_type="CAUSAL_LM",
+        r=job.lora_rank, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM"
     )
     return peft.get_peft_model(base, adapters, autocast_adapter_dtype=False)
 
 
-def _mesh(job: RankJob, device: str) -> Any:
-    """Return the mesh of the degrees above one, the slowest first; None for one device."""
-    degrees = {"replicate": job.replicate, "shard": job.fsdp, "tp": job.tp}
+def _parallelize(model: Any, base: Any, job: RankJob, device: str) -> Any:
+    """Divide tensors, then every block and what is left, as accelerate does; return the process
+    group of DistributedDataParallel, None without it.
+    """
+    degrees = {"replicate": job.replicate, "shard": job.fsdp, "tp": job.tp}  # the slowest first
     sizes = {name: size for name, size in degrees.items() if size > 1}
     if not sizes:
         return None
-    return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-
-
-def _tensor_plan() -> dict[str, Any]:
-    """Return the tensor-parallel plan of Llama-like models."""
-    plan: dict[str, Any] = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
-    plan |= {f"model.layers.*.{name}": ColwiseParallel() for name in COLUMNS}
-    return plan | {f"model.layers.*.{name}": RowwiseParallel() for name in ROWS}
-
-
-def _shard(model: Any, base: Any, mesh: Any, job: RankJob) -> None:
-    """Divide every block, then what is left, as accelerate does."""
-    options: dict[str, Any] = {
-        "mesh": mesh["replicate", "shard"] if job.replicate > 1 else mesh["shard"],
-        "mp_policy": MixedPrecisionPolicy(DTYPES[job.compute], DTYPES[job.reduce]),
-        "reshard_after_forward": job.reshard,
-    }
+    mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if job.tp > 1:
+        plan: dict[str, Any] = {f"model.layers.*.{name}": ColwiseParallel() for name in COLUMNS}
+        plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in ROWS}
+        plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(model, mesh["tp"], plan)
+    if job.fsdp == 1:
+        return mesh["replicate"].get_group() if job.replicate > 1 else None
+    shards = mesh["replicate", "shard"] if job.replicate > 1 else mesh["shard"]
+    policy = MixedPrecisionPolicy(DTYPES[job.compute], DTYPES[job.reduce])
     for part in (*_blocks(base), model):
-        fully_shard(part, **options)
+        fully_shard(part, mesh=shards, mp_policy=policy, reshard_after_forward=job.reshard)
+    return None
 
 
 def _blocks(model: Any) -> list[Any]:

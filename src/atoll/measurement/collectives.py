@@ -8,16 +8,20 @@ else uses) copies this rank's part; `rows.STAND_IN` matches it in a profile.
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream",
            "all_reduce_stream")  # fmt: skip
 """Streams of FSDP2's collectives."""
 PENDING: list[torch.Tensor] = []
 """Input of the functional collective that runs now."""
+ENDED = SimpleNamespace(wait=lambda: None)
+"""A collective that has ended."""
 
 
 def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
@@ -31,7 +35,7 @@ def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
 @functools.cache
 def patch_collectives() -> None:
     """Let gathers and scatters return this rank's part, by one kernel each."""
-    _patch_tensors()
+    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = _gather, _scatter
     _patch_functional()
     _patch_replicated()
 
@@ -48,36 +52,21 @@ def run_in_line(model: Any) -> None:
                 setattr(context, name, current)
 
 
-class Done:
-    """A collective that has ended."""
+def _gather(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: Any = False) -> Any:
+    """Stand in for the gather that FSDP2 and Megatron-Core call."""
+    copy_into(output_tensor.view(dist.get_world_size(group), -1), input_tensor.clone().view(-1))
+    return ENDED if async_op else None
 
-    def wait(self) -> None:
-        """Return at once."""
 
-
-def _patch_tensors() -> None:
-    """Replace the gathers and scatters that FSDP2 and Megatron-Core call."""
-
-    def gather(
-        output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False
-    ) -> Any:
-        copy_into(output_tensor.view(dist.get_world_size(group), -1), input_tensor.clone().view(-1))
-        return Done() if async_op else None
-
-    def scatter(
-        output: Any, input: Any, op: Any = None, group: Any = None, async_op: bool = False
-    ) -> Any:
-        if output.untyped_storage().data_ptr() != input.untyped_storage().data_ptr():
-            copy_into(output.view(-1), input.reshape(dist.get_world_size(group), -1)[0])
-        return Done() if async_op else None
-
-    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+def _scatter(output: Any, input: Any, op: Any = None, group: Any = None, async_op: Any = 0) -> Any:
+    """Stand in for the scatter that FSDP2 and Megatron-Core call."""
+    if output.untyped_storage().data_ptr() != input.untyped_storage().data_ptr():
+        copy_into(output.view(-1), input.reshape(dist.get_world_size(group), -1)[0])
+    return ENDED if async_op else None
 
 
 def _patch_functional() -> None:
     """Fill the outputs of functional collectives, which DTensor uses."""
-    from torch.distributed import _functional_collectives as functional
-
     wrap = functional._maybe_wrap_tensor
     gather, scatter = functional.all_gather_tensor, functional.reduce_scatter_tensor
 
@@ -100,8 +89,7 @@ def _patch_functional() -> None:
         return scatter(self, reduceOp, scatter_dim, group, tag)
 
     functional._maybe_wrap_tensor = wrapped
-    functional.all_gather_tensor = gathered
-    functional.reduce_scatter_tensor = scattered
+    functional.all_gather_tensor, functional.reduce_scatter_tensor = gathered, scattered
 
 
 def _patch_replicated() -> None:

@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,22 +19,15 @@ CLOCK_SM = 1
 """Clock of the multiprocessors, as NVML counts clocks."""
 
 
-class StepTimes(NamedTuple):
-    """Milliseconds of steps on the device and until the host has launched them, and the median of
-    each phase."""
-
-    step_ms: list[float]
-    host_ms: list[float]
-    phases_ms: dict[str, float]
-
-
 def timed_steps(
     step: Step, repeats: int, device: str = "cuda", after: Callable[[], None] | None = None
-) -> StepTimes:
-    """Time single steps; `after` runs when a step is launched and has not ended."""
+) -> tuple[list[float], list[float], dict[str, float]]:
+    """Return milliseconds of single steps on the device and until the host has launched them, and
+    the median of each phase; `after` runs when a step is launched and has not ended.
+    """
     phases, host = zip(*(_phases_ms(step, device, after) for _ in range(repeats)), strict=True)
     medians = {name: statistics.median(step_[name] for step_ in phases) for name in phases[0]}
-    return StepTimes([sum(step_.values()) for step_ in phases], list(host), medians)
+    return [sum(step_.values()) for step_ in phases], list(host), medians
 
 
 def _phases_ms(

@@ -60,10 +60,9 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
     torch.manual_seed(0)
     builder = importlib.import_module(f"atoll.measurement.build_{job.tool.replace('-', '_')}")
     run: RankStep = builder.build(job, device)
-    parameters = list(run.model.parameters())
-    record["params"] = sum(local_part(p).numel() for p in parameters)
-    record["params_full"] = sum(p.numel() for p in parameters)
-    record["trainable"] = sum(local_part(p).numel() for p in parameters if p.requires_grad)
+    sizes = [(local_part(p).numel(), p.numel(), p.requires_grad) for p in run.model.parameters()]
+    record["params"], record["params_full"] = sum(s[0] for s in sizes), sum(s[1] for s in sizes)
+    record["trainable"] = sum(local for local, _, trained in sizes if trained)
     run.step()
     synchronize(device)
     record["setup_s"] = round(time.perf_counter() - began, 3)
@@ -77,10 +76,8 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
             run_in_line(run.model)
             record["in_line"] = True
     record |= _timed(run, job.steps, device)
-    if run.last_loss is not None:
-        loss = run.last_loss
-        loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-        record["loss"] = round(float(loss), 4)
+    if (loss := run.last_loss) is not None:
+        record["loss"] = round(float(getattr(loss, "full_tensor", lambda: loss)()), 4)
     if device == "cuda":
         record["kernels"] = {
             phase: sorted(([round(ms, 4), n, name[:300]] for name, (ms, n) in kernels.items()),
@@ -122,21 +119,18 @@ def _memory() -> Record:
 def _timed(run: RankStep, steps: int, device: str) -> Record:
     """Return device and host milliseconds of steps, the median of each phase, power and clock."""
     clocks: list[float] = []
-
-    def read_clock() -> None:
-        if device == "cuda":
-            clocks.append(nvml("DeviceGetClockInfo", CLOCK_SM) or 0)
-
-    before_mJ, start = nvml("DeviceGetTotalEnergyConsumption"), time.perf_counter()
-    times = timed_steps(run.step, steps, device, read_clock)
+    energy_mJ, start = nvml("DeviceGetTotalEnergyConsumption"), time.perf_counter()
+    step_ms, host_ms, phases_ms = timed_steps(
+        run.step, steps, device, lambda: clocks.append(nvml("DeviceGetClockInfo", CLOCK_SM) or 0)
+    )
     took_s = time.perf_counter() - start
     record: Record = {
-        "step_ms": [round(t, 3) for t in times.step_ms],
-        "host_ms": round(statistics.median(times.host_ms), 3),
-        "phases_ms": {name: round(ms, 3) for name, ms in times.phases_ms.items()},
+        "step_ms": [round(t, 3) for t in step_ms],
+        "host_ms": round(statistics.median(host_ms), 3),
+        "phases_ms": {name: round(ms, 3) for name, ms in phases_ms.items()},
     }
-    if device == "cuda" and before_mJ is not None:
-        taken_mJ = nvml("DeviceGetTotalEnergyConsumption") - before_mJ
+    if device == "cuda" and energy_mJ is not None:
+        taken_mJ = nvml("DeviceGetTotalEnergyConsumption") - energy_mJ
         record["power_W"] = round(taken_mJ / 1e3 / took_s, 1)
         record["clock_MHz"] = round(statistics.fmean(clocks))
     return record

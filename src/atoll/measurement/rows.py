@@ -17,7 +17,6 @@ from atoll.validation.kineto import kernel_class
 from atoll.validation.tables import OUT_OF_MEMORY, STEP_COLUMNS
 from atoll.workload.families.config import config_from_hf
 
-Record = Mapping[str, Any]
 STAND_IN = re.compile(r"copysign|Memcpy DtoD")
 """Kernels that stand in for collectives (`collectives.py`); not counted as a rank's kernels."""
 COPIED = (
@@ -29,58 +28,48 @@ COPIED = (
 BACKENDS = {"pytorch_flash": "FLASH_ATTENTION", "cudnn_generated": "CUDNN_ATTENTION"}
 """Back ends of torch's attention by what their kernels are called."""
 SOFTWARE = ("torch", "transformers", "torchtitan", "megatron-core", "driver")
+MODEL_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts")
 COLUMNS = (
-    "id", "half", "tool", "mode", "model", "family", "config", "layers", "hidden", "heads",
-    "kv_heads", "head_dim", "ffn", "vocab", "experts", "top_k", "world", "rank", "tp", "fsdp",
-    "replicate", "pp", "pp_rank", "microbatches", "mbs", "seq", "weights", "compute", "reduce",
-    "recompute", "reshard_after_forward", "compiled", "optimizer", "clip", "lora_rank",
-    "lora_targets", "adapter_dtype", "attn", "backend", "experts_implementation", "limit_bytes",
-    "step_ms", "spread", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms", "kernels",
-    "kernel_ms", *(f"k_{name}_ms" for name in KERNEL_CLASSES), "stand_in_ms", "stand_in_copies",
-    *COPIED, *SOFTWARE,
+    "id", "half", "tool", "mode", "model", "family", "config", *MODEL_COLUMNS, "top_k", "world",
+    "rank", "tp", "fsdp", "replicate", "pp", "pp_rank", "microbatches", "mbs", "seq", "weights",
+    "compute", "reduce", "recompute", "reshard_after_forward", "compiled", "optimizer", "clip",
+    "lora_rank", "lora_targets", "adapter_dtype", "attn", "backend", "experts_implementation",
+    "limit_bytes", "step_ms", "spread", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms",
+    "kernels", "kernel_ms", *(f"k_{name}_ms" for name in KERNEL_CLASSES), "stand_in_ms",
+    "stand_in_copies", *COPIED, *SOFTWARE,
 )  # fmt: skip
 
 
-def rank_row(job: RankJob, record: Record) -> dict[str, Any]:
+def rank_row(job: RankJob, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the cells of a measured rank; one that ran out of memory says so as its time."""
-    cells: dict[str, Any] = {"id": job.id, **job.labels, **_model_cells(job), **_layout_cells(job)}
+    software, times_ms = record.get("software", {}), record.get("step_ms")
+    cells = job.labels | _job_cells(job)
     cells |= {name: record.get(name, "") for name in COPIED}
+    cells |= {name: software.get(name, "") for name in SOFTWARE}
     cells["error"] = str(cells["error"])[:120]
-    cells |= {name: record.get("software", {}).get(name, "") for name in SOFTWARE}
     cells["step_ms"] = OUT_OF_MEMORY if record["outcome"] == "oom" else ""
-    if times_ms := record.get("step_ms"):
-        middle_ms = statistics.median(times_ms)
-        cells["step_ms"] = round(middle_ms, 3)
-        cells["spread"] = round((max(times_ms) - min(times_ms)) / middle_ms, 3)
     cells |= {f"{phase}_ms": ms for phase, ms in record.get("phases_ms", {}).items()}
     cells |= _kernel_cells(record.get("kernels", {}))
-    if times_ms and record.get("in_line"):
-        cells["step_ms"] = round(cells["step_ms"] - cells.get("stand_in_ms", 0.0), 3)
+    if times_ms:
+        middle_ms = statistics.median(times_ms)
+        stand_in_ms = cells.get("stand_in_ms", 0.0) if record.get("in_line") else 0.0
+        cells["step_ms"] = round(round(middle_ms, 3) - stand_in_ms, 3)
+        cells["spread"] = round((max(times_ms) - min(times_ms)) / middle_ms, 3)
     return cells
 
 
-def _model_cells(job: RankJob) -> dict[str, Any]:
+def _job_cells(job: RankJob) -> dict[str, Any]:
+    """Return the cells of the model, the layout and the software's choices."""
     model = config_from_hf(job.config, job.id)
-    names = (
-        "family",
-        "layers",
-        "hidden",
-        "heads",
-        "kv_heads",
-        "head_dim",
-        "ffn",
-        "vocab",
-        "experts",
-    )
-    cells = {name: getattr(model, name) for name in names}
-    return cells | {"config": json.dumps(job.config), "top_k": model.experts_per_token}
-
-
-def _layout_cells(job: RankJob) -> dict[str, Any]:
-    names = ("rank", "tp", "fsdp", "replicate", "pp", "microbatches", "weights", "compute",
-             "reduce", "recompute", "lora_rank", "tool", "world")  # fmt: skip
-    return {name: getattr(job, name) for name in names} | {
-        "mode": _mode(job),
+    modes = {"lora": job.lora_rank, "pipeline": job.pp > 1, "tensor": job.tp > 1,
+             "hybrid": job.fsdp > 1 and job.replicate > 1, "sharded": job.fsdp > 1}  # fmt: skip
+    cells = {name: value for name, value in vars(job).items() if name in COLUMNS}
+    cells |= {name: getattr(model, name) for name in ("family", *MODEL_COLUMNS)}
+    return cells | {
+        "config": json.dumps(job.config),
+        "top_k": model.experts_per_token,
+        "world": job.world,
+        "mode": next((name for name, applies in modes.items() if applies), "replicated"),
         "pp_rank": job.stage,
         "mbs": job.microbatch,
         "seq": job.sequence,
@@ -96,18 +85,6 @@ def _layout_cells(job: RankJob) -> dict[str, Any]:
     }
 
 
-def _mode(job: RankJob) -> str:
-    """Return the kind of layout, by its most particular part."""
-    modes = {
-        "lora": job.lora_rank,
-        "pipeline": job.pp > 1,
-        "tensor": job.tp > 1,
-        "hybrid": job.fsdp > 1 and job.replicate > 1,
-        "sharded": job.fsdp > 1,
-    }
-    return next((name for name, applies in modes.items() if applies), "replicated")
-
-
 def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dict[str, Any]:
     """Return the milliseconds of kernels by class, and attention's back end. All kernels of
     clipping and of the update count as the optimizer's, and no others.
@@ -115,29 +92,25 @@ def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dic
     if not phases:
         return {}
     times_ms: dict[str, float] = defaultdict(float)
-    launches = copies = 0
-    for phase, kernels in phases.items():
-        for ms, count, name in kernels:
-            if STAND_IN.search(name):
-                times_ms["stand_in"] += ms
-                copies += count
-                continue
-            kind = kernel_class(name)
-            if phase in ("clip", "optimizer"):
-                kind = "optimizer"
-            elif kind == "optimizer":  # foreach copies of FSDP
-                kind = "streaming"
-            times_ms[kind] += ms
-            launches += count
+    launches: dict[bool, int] = defaultdict(int)
+    kernels = [(phase, *kernel) for phase, listed in phases.items() for kernel in listed]
+    for phase, ms, count, name in kernels:
+        kind = "optimizer" if phase in ("clip", "optimizer") else kernel_class(name)
+        if phase not in ("clip", "optimizer") and kind == "optimizer":  # foreach copies of FSDP
+            kind = "streaming"
+        if STAND_IN.search(name):
+            kind = "stand_in"
+        times_ms[kind] += ms
+        launches[kind == "stand_in"] += count
     cells = {f"k_{name}_ms": round(times_ms[name], 3) for name in KERNEL_CLASSES}
     stand_in_ms = times_ms.pop("stand_in", 0.0)
-    names = " ".join(name for kernels in phases.values() for _, _, name in kernels)
+    names = " ".join(name for *_, name in kernels)
     return cells | {
         "backend": next((end for word, end in BACKENDS.items() if word in names), ""),
-        "kernels": launches,
+        "kernels": launches[False],
         "kernel_ms": round(sum(times_ms.values()), 3),
         "stand_in_ms": round(stand_in_ms, 3),
-        "stand_in_copies": copies,
+        "stand_in_copies": launches[True],
     }
 
 
