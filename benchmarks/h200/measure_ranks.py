@@ -30,8 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from atoll.files.csvfile import write_csv
-from atoll.measurement.rows import COLUMNS, rank_row
-from atoll.measurement.runner import MEASURED, RankJob, read_jobs, write_jobs
+from atoll.measurement.measure import COLUMNS, rank_row
+from atoll.measurement.runner import MEASURED, RankJob, read_jobs
 
 GIB = 2**30
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -425,7 +425,9 @@ def main() -> None:
     if options.run is not None:
         run_recorded(read_jobs(options.out), options.run, options.device, options.budget)
         return
-    write_jobs(options.out, [shrunken(each) for each in jobs] if options.tiny else jobs)
+    jobs = [shrunken(each) for each in jobs] if options.tiny else jobs
+    lines = [json.dumps(each.to_dict(), allow_nan=False) for each in jobs]
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     halves = [each.labels["half"] for each in jobs]
     print(f"{len(jobs)} jobs: {halves.count('fit')} fit, {halves.count('judge')} judge")
 

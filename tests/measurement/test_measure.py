@@ -14,9 +14,8 @@ import atoll
 from atoll.answers.plan import MeasureAnswer
 from atoll.answers.validation import RunsValidation, SiteCalibration
 from atoll.base.errors import AtollError
-from atoll.calibration.fit import write_device
-from atoll.measurement.measure import measure, plan_measured
-from atoll.measurement.rows import rank_row
+from atoll.calibration.device_profile import write_device
+from atoll.measurement.measure import measure, plan_measured, rank_row
 from atoll.measurement.runner import RankJob
 from atoll.questions import PlanQuestion
 from atoll.questions.verbs import MeasureQuestion
@@ -202,7 +201,7 @@ def test_a_plan_measures_its_best_layouts_until_the_best_stays(
 
 def test_every_operator_of_a_profile_can_be_run() -> None:
     pytest.importorskip("torch")
-    from atoll.measurement.operators import OPERATORS, operator
+    from atoll.calibration.local_gpu import OPERATORS, operator
 
     rows = list(csv.DictReader(OPERATORS.read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 234

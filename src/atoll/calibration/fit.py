@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
@@ -43,15 +42,11 @@ from atoll.hardware.gpu import (
     CalibrationFile,
     FormatFile,
     Gpu,
-    GpuFile,
     load_gpu,
     recalibrated,
 )
 from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 
-UNITS = {"flops": " FLOP/s", "Bps": " B/s", "bytes": " B", "Hz": " Hz", "s": " s", "W": " W",
-         "mm2": " mm2"}  # fmt: skip
-"""Units in a device file by the end of a field's name."""
 SHORT_WEIGHT = 0.35  # of products under 50 us, which are mostly launch time
 ROUNDS = 2
 
@@ -135,45 +130,6 @@ def calibrate(
         held_out=validate_operators(csv, fitted, held_out=True, salt=salt),
         out=None if out is None else str(out),
     )
-
-
-def write_device(
-    path: Path, table: Path, figures: Mapping[str, Any], device: str
-) -> CalibrationAnswer:
-    """Fit the operators of a device, with its `figures`, and write its file and its calibration."""
-    published = load_gpu(device)
-    products = [row for row in read_operators(table) if row.kind == "gemm"]
-    rates = [2 * r.size("m") * r.size("n") * r.size("k") / r.measured_s for r in products]
-    gpu = replace(
-        published,
-        hbm_bytes=int(figures["hbm_bytes"]),
-        sms=int(figures["sms"]),
-        l2_bytes=int(figures["l2_bytes"]),
-        launch_s=figures["launch_us"] * 1e-6,
-        measured_flops=max(rates, default=published.measured_flops),
-        power_W=figures.get("power_limit_W", published.power_W),
-    )
-    calibration = path.with_suffix(".calibration.yaml")
-    answer = calibrate(table, out=calibration, gpu=gpu, name=path.stem)
-    stated = {
-        "name": path.stem,
-        "throttle": gpu.calibration.step_throttle,
-        "source": f'"{figures["name"]}, atoll measure --device-profile, torch {figures["torch"]}; '
-        f'peaks, bandwidth and clock of {gpu.name} in the catalogue"',
-        "calibration": calibration.name,
-    }
-    lines = []
-    for key, name in field_by_key(GpuFile).items():
-        value = stated.get(name, getattr(gpu, name, None))
-        if isinstance(value, int | float):
-            unit = next((text for end, text in UNITS.items() if name.endswith(f"_{end}")), "")
-            value = f"{value:.12g}{unit}"
-        if value is not None:
-            lines.append(f"{key}: {value}\n")
-    with atomic_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
-        part.write_text("".join(lines), encoding="utf-8")
-    load_gpu(path)
-    return replace(answer, out=str(path))
 
 
 def fit_calibration(

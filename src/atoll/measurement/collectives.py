@@ -2,7 +2,7 @@
 
 The fake group's own gather is one copy per rank, which the host cannot launch in time from some 512
 ranks on, and its reductions leave outputs as they are. Here one kernel (copysign, which nothing
-else uses) copies this rank's part; `rows.STAND_IN` matches it in a profile.
+else uses) copies this rank's part; `kineto.STAND_IN` matches it in a profile.
 """
 
 from __future__ import annotations
@@ -32,14 +32,6 @@ def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
         rows.copy_(part)
 
 
-@functools.cache
-def patch_collectives() -> None:
-    """Let gathers and scatters return this rank's part, by one kernel each."""
-    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = _gather, _scatter
-    _patch_functional()
-    _patch_replicated()
-
-
 def run_in_line(model: Any) -> None:
     """Let FSDP2's collectives run between the kernels of the pass: then no stand-in slows a kernel
     down, and the time of all of them can be taken out of a step.
@@ -53,20 +45,22 @@ def run_in_line(model: Any) -> None:
 
 
 def _gather(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: Any = False) -> Any:
-    """Stand in for the gather that FSDP2 and Megatron-Core call."""
     copy_into(output_tensor.view(dist.get_world_size(group), -1), input_tensor.clone().view(-1))
     return ENDED if async_op else None
 
 
 def _scatter(output: Any, input: Any, op: Any = None, group: Any = None, async_op: Any = 0) -> Any:
-    """Stand in for the scatter that FSDP2 and Megatron-Core call."""
     if output.untyped_storage().data_ptr() != input.untyped_storage().data_ptr():
         copy_into(output.view(-1), input.reshape(dist.get_world_size(group), -1)[0])
     return ENDED if async_op else None
 
 
-def _patch_functional() -> None:
-    """Fill the outputs of functional collectives, which DTensor uses."""
+@functools.cache
+def patch_collectives() -> None:
+    """Let gathers and scatters return this rank's part, by one kernel each: those that FSDP2 and
+    Megatron-Core call, those of DTensor; and let DistributedDataParallel keep its gradients.
+    """
+    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = _gather, _scatter
     wrap = functional._maybe_wrap_tensor
     gather, scatter = functional.all_gather_tensor, functional.reduce_scatter_tensor
 
@@ -90,10 +84,6 @@ def _patch_functional() -> None:
 
     functional._maybe_wrap_tensor = wrapped
     functional.all_gather_tensor, functional.reduce_scatter_tensor = gathered, scattered
-
-
-def _patch_replicated() -> None:
-    """Let DistributedDataParallel keep its gradients as they are."""
     ddp: Any = torch.nn.parallel.DistributedDataParallel
     start = ddp.__init__
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 from atoll.answers.plan import MeasureAnswer, MeasuredRank
 from atoll.answers.validation import CalibrationAnswer
 from atoll.base.errors import AtollError
-from atoll.calibration.fit import write_device
+from atoll.calibration.device_profile import profile_device
 from atoll.calibration.site import calibrate_site
-from atoll.measurement.rows import append_row, rank_row
+from atoll.files.csvfile import append_csv
 from atoll.measurement.runner import MEASURED, RankJob, Record, command, run_jobs
 from atoll.questions import PlanQuestion
 from atoll.questions.verbs import MeasureQuestion
@@ -29,8 +31,10 @@ from atoll.training.estimate import Estimate, estimate
 from atoll.training.mixed.plan import MixedPlan
 from atoll.training.planner.plan import Plan
 from atoll.training.request import layout_from_question, run_from_question
-from atoll.validation.tables import RunRow, with_run
+from atoll.validation.kineto import CLASS_COLUMNS, rank_kernel_cells
+from atoll.validation.tables import OUT_OF_MEMORY, STEP_COLUMNS, RunRow, with_run
 from atoll.validation.validate import predict
+from atoll.workload.families.config import config_from_hf
 
 TOOLS = {
     "torchtitan": ("fp32", "bf16"),
@@ -43,8 +47,23 @@ Runner = Callable[[Sequence[RankJob], str, float], Iterator[Record]]
 MODULES = {"megatron-lm": "megatron"}
 """Package of a tool, where it has another name."""
 MOST_ROUNDS = 4
-LIMIT_S = 1800.0
-"""Longest time of the operators."""
+COPIED = (
+    "host_ms", "static_bytes", "peak_bytes", "reserved_bytes", "requested_peak_bytes",
+    "device_used_bytes", "device_total_bytes", "other_bytes", "alloc_retries", "power_W",
+    "clock_MHz", "loss", "params", "params_full", "trainable", "setup_s", "gpu", "error",
+)  # fmt: skip
+"""Fields of a record that become cells as they are."""
+SOFTWARE = ("torch", "transformers", "torchtitan", "megatron-core", "driver")
+MODEL_COLUMNS = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "experts")
+COLUMNS = (
+    "id", "half", "tool", "mode", "model", "family", "config", *MODEL_COLUMNS, "top_k", "world",
+    "rank", "tp", "fsdp", "replicate", "pp", "pp_rank", "microbatches", "mbs", "seq", "weights",
+    "compute", "reduce", "recompute", "reshard_after_forward", "compiled", "optimizer", "clip",
+    "lora_rank", "lora_targets", "adapter_dtype", "attn", "backend", "experts_implementation",
+    "limit_bytes", "step_ms", "spread", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms",
+    "kernels", "kernel_ms", *CLASS_COLUMNS.values(), "stand_in_ms",
+    "stand_in_copies", *COPIED, *SOFTWARE,
+)  # fmt: skip
 SITE = Path("measured-site.yaml")
 """Site that was fitted to the measured ranks."""
 Show = Callable[[MeasureAnswer], None]
@@ -98,8 +117,8 @@ def _measured_rank(job: RankJob, record: Record, settings: MeasureQuestion) -> M
     if rank.outcome not in MEASURED:
         return rank
     row = rank_row(job, record)
-    append_row(settings.append, row)
     cells = {name: str(value) for name, value in row.items()}
+    append_csv(settings.append, COLUMNS, lambda _: cells, (*STEP_COLUMNS, "world"), "ranks")
     (prediction,) = predict([with_run(RunRow(1, cells), str(settings.append), settings.device)])
     predicted = prediction.predicted
     return replace(
@@ -114,19 +133,43 @@ def _measured_rank(job: RankJob, record: Record, settings: MeasureQuestion) -> M
     )
 
 
-def profile_device(path: Path, device: str) -> CalibrationAnswer:
-    """Time the operators of the local GPU; `device` gives its published peaks."""
-    table = path.with_suffix(".operators.csv")
-    words = [sys.executable, "-m", "atoll.measurement.operators", str(table)]
-    try:
-        child = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True)
-    except subprocess.TimeoutExpired:
-        why = f"the operators took more than {LIMIT_S:.0f} s; is the GPU in use?"
-        raise AtollError(why) from None
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        raise AtollError(f"the operators could not be timed: {reason}") from None
-    return write_device(path, table, json.loads(child.stdout.splitlines()[-1]), device)
+def rank_row(job: RankJob, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the cells of a measured rank; one that ran out of memory says so as its time."""
+    model, software = config_from_hf(job.config, job.id), record.get("software", {})
+    modes = {"lora": job.lora_rank, "pipeline": job.pp > 1, "tensor": job.tp > 1,
+             "hybrid": job.fsdp > 1 and job.replicate > 1, "sharded": job.fsdp > 1}  # fmt: skip
+    cells = job.labels | {name: value for name, value in vars(job).items() if name in COLUMNS}
+    cells |= {name: getattr(model, name) for name in ("family", *MODEL_COLUMNS)}
+    cells |= {name: record.get(name, "") for name in COPIED}
+    cells |= {name: software.get(name, "") for name in SOFTWARE}
+    cells |= {f"{phase}_ms": ms for phase, ms in record.get("phases_ms", {}).items()}
+    cells |= {
+        "config": json.dumps(job.config),
+        "top_k": model.experts_per_token,
+        "world": job.world,
+        "mode": next((name for name, applies in modes.items() if applies), "replicated"),
+        "pp_rank": job.stage,
+        "mbs": job.microbatch,
+        "seq": job.sequence,
+        "reshard_after_forward": "default" if job.reshard else "never",
+        "compiled": int(job.compiled),
+        "clip": int(job.clip),
+        "optimizer": "" if job.tool == "megatron-lm" else "fused",
+        "lora_targets": "+".join(job.lora_targets),
+        "adapter_dtype": "bf16" if job.lora_rank else "",
+        "attn": "sdpa",
+        "experts_implementation": "grouped_mm" * ("num_experts_per_tok" in job.config),
+        "limit_bytes": job.memory_bytes or "",
+        "error": str(cells["error"])[:120],
+        "step_ms": OUT_OF_MEMORY if record["outcome"] == "oom" else "",
+    }
+    cells |= rank_kernel_cells(record.get("kernels", {}))
+    if times_ms := record.get("step_ms"):
+        middle_ms = statistics.median(times_ms)
+        stand_in_ms = cells.get("stand_in_ms", 0.0) if record.get("in_line") else 0.0
+        cells["step_ms"] = round(round(middle_ms, 3) - stand_in_ms, 3)
+        cells["spread"] = round((max(times_ms) - min(times_ms)) / middle_ms, 3)
+    return cells
 
 
 def plan_measured(

@@ -24,7 +24,7 @@ class RankStep:
     device: str
     model: Any
     forward: Callable[[Any, Any], Any]
-    """Takes a stage's input and the labels; returns the loss, or activations before the last stage."""
+    """Takes a stage's input and the labels; returns the loss in the last stage, or activations."""
     update: Callable[[Mark], None]
     """Clips gradients and updates weights."""
     context: Callable[[], Any] = contextlib.nullcontext

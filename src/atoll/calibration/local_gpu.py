@@ -1,6 +1,6 @@
 """Child process: times operators of the local GPU and writes a table that `atoll calibrate` reads.
 
-    python -m atoll.measurement.operators OPERATORS.csv
+    python -m atoll.calibration.local_gpu OPERATORS.csv
 
 Needs PyTorch alone. The last line of standard output is a JSON object with the device.
 """
@@ -8,6 +8,7 @@ Needs PyTorch alone. The last line of standard output is a JSON object with the 
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import statistics
 import sys
@@ -20,8 +21,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-
-from atoll.measurement.profiler import nvml
 
 OPERATORS = files("atoll") / "data" / "profile_operators.csv"
 """Kinds and sizes of the operators."""
@@ -89,6 +88,19 @@ def device_us(function: Callable[[], Any]) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / REPEATS)
     return statistics.median(times)
+
+
+def nvml(figure: str, *more: int) -> Any:
+    """Return a figure of the first GPU by its name in NVIDIA's management library; None without
+    the library, or if the device does not report it.
+    """
+    try:
+        library = importlib.import_module("pynvml")
+        library.nvmlInit()
+        device = [library.nvmlDeviceGetHandleByIndex(0)] if figure.startswith("Device") else []
+        return getattr(library, f"nvml{figure}")(*device, *more)
+    except Exception:
+        return None
 
 
 def device_figures() -> dict[str, Any]:
