@@ -44,7 +44,8 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from atoll.measurement.profiler import nvml, profiled_kernels, timed_steps
+from atoll.calibration.local_gpu import nvml
+from atoll.measurement.profiler import profiled_kernels, timed_steps
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ALL_LINEAR = "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj"

@@ -55,7 +55,7 @@ def operator(kind: str, sizes: dict[str, int], device: str = "cuda") -> Callable
     if name == "adamw":
         parameter = trained(m)
         parameter.grad = torch.randn_like(parameter)
-        return torch.optim.AdamW([parameter], lr=1e-6, fused=True).step
+        return partial(torch.optim.AdamW([parameter], lr=1e-6, fused=True).step)
     classes = torch.randint(0, sizes.get("v", n), (m,), device=device)
     if name == "embed":
         return partial(functional.embedding, classes, random(sizes["v"], n))

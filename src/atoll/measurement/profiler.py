@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +31,7 @@ def timed_steps(step: Step, repeats: int, device: str = "cuda") -> dict[str, Any
         marks: list[tuple[str, Any]] = []
         synchronize(device)
         began = time.perf_counter()
-        step(lambda name, marks=marks: marks.append((name, _instant(device))))
+        step(partial(_note, marks, device))
         host_ms.append((time.perf_counter() - began) * 1e3)
         clocks.append(nvml("DeviceGetClockInfo", CLOCK_SM) or 0)  # while the device runs the step
         synchronize(device)
@@ -53,13 +54,13 @@ def timed_steps(step: Step, repeats: int, device: str = "cuda") -> dict[str, Any
     return timed
 
 
-def _instant(device: str) -> Any:
-    """Return an event of the device, or the host's time."""
-    if device != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+def _note(marks: list[tuple[str, Any]], device: str, name: str) -> None:
+    """Add a mark with an event of the device, or the host's time."""
+    instant: Any = time.perf_counter()
+    if device == "cuda":
+        instant = torch.cuda.Event(enable_timing=True)
+        instant.record()
+    marks.append((name, instant))
 
 
 def synchronize(device: str) -> None:

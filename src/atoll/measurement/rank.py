@@ -26,9 +26,10 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from atoll.calibration.local_gpu import nvml
 from atoll.measurement.builders import BUILDERS
 from atoll.measurement.collectives import patch_collectives, run_in_line
-from atoll.measurement.profiler import nvml, profiled_kernels, synchronize, timed_steps
+from atoll.measurement.profiler import profiled_kernels, synchronize, timed_steps
 from atoll.measurement.rank_step import local_part
 from atoll.measurement.runner import RankJob, Record, read_jobs, run_jobs
 

@@ -38,12 +38,12 @@ class RankStep:
     def step(self, mark: Mark = str) -> None:
         """Run one training step; tell `mark` where its phases begin."""
         with self.context():
-            self.last_loss = self._pipelined(mark) if self.job.pp > 1 else self._accumulated(mark)
+            (self._pipelined if self.job.pp > 1 else self._accumulated)(mark)
         mark("clip")
         self.update(mark)
         mark("end")
 
-    def _accumulated(self, mark: Mark) -> Any:
+    def _accumulated(self, mark: Mark) -> None:
         """Run microbatch after microbatch. accelerate reduces gradients after the last one,
         torchtitan after each of them.
         """
@@ -55,7 +55,7 @@ class RankStep:
             loss = self.forward(self.ids, self.ids)
             mark("backward")
             loss.backward()
-        return loss.detach()
+        self.last_loss = loss.detach()
 
     def _pipelined(self, mark: Mark) -> None:
         """Run one pipeline stage in 1F1B order: random activations come in, random gradients come
