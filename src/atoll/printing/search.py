@@ -9,19 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from atoll.answers.designs import ShownParameter
-from atoll.base.units import (
-    NOT_COUNTED,
-    counted,
-    format_bandwidth,
-    format_bytes,
-    format_seconds,
-)
-from atoll.printing.console import (
-    Output,
-    print_answer,
-    print_bars,
-    print_lines,
-)
+from atoll.base.units import NOT_COUNTED, counted, format_bandwidth, format_bytes, format_seconds
+from atoll.printing.console import Output, print_answer, print_bars, print_lines
 from atoll.step.certificate import times
 
 if TYPE_CHECKING:

@@ -20,24 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.answers.validation import (
-    FigureLine,
-    FiguresValidation,
-    NodeLine,
-    NodesValidation,
-)
+from atoll.answers.validation import FigureLine, FiguresValidation, NodeLine, NodesValidation
 from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import Gpu, written_gpu
 from atoll.hardware.physical.constants import PUBLISHED
-from atoll.hardware.physical.device_power import (
-    H200_FIT,
-    Capped,
-    NodeLoad,
-    Rates,
-    device_W,
-    node_W,
-)
+from atoll.hardware.physical.device_power import H200_FIT, Capped, NodeLoad, Rates, device_W, node_W
 from atoll.hardware.physical.nodes import LARGEST_NM, RETICLE_MM2, SMALLEST_NM, ProcessNodes, nodes
 from atoll.validation.errors import error_summary, errors_by
 from atoll.validation.tables import Row, read_each, read_rows, write_records

@@ -68,11 +68,7 @@ POSITIONS, USUAL_POSITIONS = {"bert": 512}, 1024
 ATTENTION = {"eager": "unfused", "FLASH_ATTENTION": "flash2", "flex_attention": "flash2"}
 """Attention kernels by Hugging Face's attention or torch's SDPA back end; others are `flash`.
 FlexAttention's kernels on an H200 take 1.5 to 2 times as long as cuDNN's, as FlashAttention 2's."""
-LOSSES = {
-    "chunked": "recompute_loss",
-    "compiled": "compiled_loss",
-    "liger": "liger_loss",
-}
+LOSSES = {"chunked": "recompute_loss", "compiled": "compiled_loss", "liger": "liger_loss"}
 """Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
 CHUNK_TOKENS = 2048
 RANK_RECOMPUTE = {"every-second-block": FULL_BLOCKS, "selective": FULL_BLOCKS}
