@@ -162,10 +162,8 @@ def _device(row: Row) -> Iterator[Figure]:
     cap_W = min(_amount(limit), rated_W) if limit else rated_W
     rates = Rates(products=float(products), dram=float(streams and not products))
     if row.text("avg_power_W"):
-        power_W, reference_W = (
-            device_W(rated_W, rates, cap_W=cap_W),
-            _amount(row.text("avg_power_W")),
-        )
+        power_W = device_W(rated_W, rates, cap_W=cap_W)
+        reference_W = _amount(row.text("avg_power_W"))
         yield Figure("power of a device under load", "W", reference_W, power_W)
     if row.text("clock_MHz"):
         slowdown = Capped(cap_W / rated_W).slowdown(gpu.calibration.limit_throttle)
