@@ -76,7 +76,7 @@ RANK_RECOMPUTE = {"every-second-block": FULL_BLOCKS, "selective": FULL_BLOCKS}
 WIDE = ("fp32", "tf32")
 MEGATRON = "megatron-lm"
 LOCAL_MODULES = ("local", "plain_modules", "no_grad_fusion")
-"""Flags of Megatron-LM's ranks (`measurement.build_megatron_lm`)."""
+"""Flags of Megatron-LM's ranks (`measurement.builders`)."""
 EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
 """Flags of Hugging Face's experts."""
 OPTIMIZER_STATES = {"adamw8bit": "8bit", "sgd": "momentum", "adafactor": "adafactor"}
