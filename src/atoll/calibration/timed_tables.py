@@ -134,7 +134,10 @@ def _ratios(gpu: Gpu, rows: Sequence[TimedOperator]) -> Floats:
 
 def _read(folder: Path, kind: str, engine: str, name: str) -> Columns:
     """Return a table's columns from an engine's newest release that has it; else an empty table."""
-    files = sorted((folder / kind / engine).glob(f"*/{name}.parquet"), key=_release)
+    files = sorted(
+        (folder / kind / engine).glob(f"*/{name}.parquet"),
+        key=lambda file: [int(n) for n in re.findall(r"\d+", file.parent.name)],
+    )
     try:
         from pyarrow.parquet import read_table
     except ImportError:
@@ -143,10 +146,6 @@ def _read(folder: Path, kind: str, engine: str, name: str) -> Columns:
         return _EMPTY
     table = read_table(files[-1])
     return {c: table[c].to_numpy() for c in table.column_names}
-
-
-def _release(file: Path) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", file.parent.name)))
 
 
 _EMPTY: Columns = defaultdict(lambda: np.empty(0))

@@ -25,7 +25,8 @@ TOLERANCE = 1e-3
 def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]) -> None:
     """Append a run and its measurements to a table of runs, which must have all its columns."""
     cells = {"id": name, **_model(priced.run.model), **_run(priced.run), **_layout(priced.layout)}
-    row = {column: _text(value) for column, value in (cells | measured).items()}
+    values = (cells | measured).items()
+    row = {name: str(int(v) if isinstance(v, bool) else v) for name, v in values}
     _check(row, priced)
 
     def aligned(header: Sequence[str]) -> Mapping[str, str]:
@@ -57,10 +58,6 @@ def _check(row: Mapping[str, str], priced: Estimate) -> None:
             "the run cannot be written as a row: tables of runs have no columns for all that "
             "decides its speed and memory"
         )
-
-
-def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def _model(model: ModelConfig) -> dict[str, Any]:
