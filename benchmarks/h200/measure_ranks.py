@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gc
 import gzip
 import hashlib
 import importlib.abc
 import importlib.machinery
 import json
+import os
 import sys
 import time
 import types
@@ -243,11 +243,11 @@ def megatron() -> Iterator[RankJob]:
                       blocks=(0, 2), rank=(0, 24)[index % 2], microbatches=6)  # fmt: skip
 
 
-def near_capacity() -> Iterator[RankJob]:
-    """Yield layouts on devices with 1.02 to 1.14 times the peak that was predicted for them."""
+def near_bases() -> list[RankJob]:
+    """Return layouts that are run near the capacity."""
     lora: dict[str, Any] = {"weights": "bf16", "reduce": "bf16", "lora_rank": 16,
                             "lora_targets": LINEAR}  # fmt: skip
-    bases = [
+    return [
         job("llama3-8b", layers=12, fsdp=16),
         job("llama3-1b", layers=14, fsdp=32, recompute="full", microbatch=2),
         job("hf-qwen3-8b", layers=10, fsdp=32, recompute="full", microbatch=2),
@@ -258,11 +258,52 @@ def near_capacity() -> Iterator[RankJob]:
         job("hf-qwen2-1.5b", layers=20, fsdp=16, microbatch=2),
         job("llama2-7b", layers=8, tool="megatron-lm", weights="bf16", fsdp=32),
     ]
+
+
+def near_capacity() -> Iterator[RankJob]:
+    """Yield layouts on devices with 1.02 to 1.14 times the peak that was predicted for them."""
+    yield from limited(near_bases(), (1.02, 1.06, 1.1, 1.14), expandable=False)
+
+
+def near_growing() -> Iterator[RankJob]:
+    """Yield layouts on devices within a tenth of their predicted peak, in segments that grow."""
+    megatron: dict[str, Any] = {"tool": "megatron-lm", "weights": "bf16"}
+    more = [
+        job("llama3-8b", layers=16, sequence=8192, fsdp=8, recompute="full"),
+        job("llama3-70b", layers=6, sequence=8192, tp=4, fsdp=32,
+            recompute="every-second-block"),
+        job("llama2-13b", layers=10, fsdp=8, recompute="alternate"),
+        job("llama3-3b", layers=12, tp=2, fsdp=8, microbatch=2),
+        job("llama3-8b", layers=8, replicate=8),
+        job("llama2-7b", layers=12, fsdp=32, reshard=False),
+        job("codellama-34b", layers=4, fsdp=16, sequence=8192, recompute="full"),
+        job("hf-llama3-8b", layers=12, fsdp=8),
+        job("hf-llama3-70b", layers=3, fsdp=16, recompute="full", sequence=8192),
+        job("hf-qwen2-7b", layers=12, microbatch=2, fsdp=64, recompute="full", weights="bf16"),
+        job("hf-gemma-7b", layers=8, fsdp=16),
+        job("hf-phi3-mini", layers=16, replicate=8, weights="bf16"),
+        job("hf-pythia-2.8b", layers=20, fsdp=8, microbatch=4),
+        job("hf-olmoe", layers=8, fsdp=16, recompute="full"),
+        job("hf-qwen2-moe", layers=6, fsdp=16, weights="bf16", reduce="bf16"),
+        job("llama3-8b", layers=8, tp=2, fsdp=8, **megatron),
+        job("codellama-34b", layers=4, tp=4, fsdp=4, recompute="full", microbatches=2,
+            **megatron),
+        job("llama3-1b", layers=12, fsdp=16, microbatch=2, **megatron),
+    ]  # fmt: skip
+    yield from limited([*near_bases(), *more], (0.93, 0.97, 1.01, 1.03, 1.06, 1.09))
+
+
+def limited(
+    bases: list[RankJob], factors: tuple[float, ...], expandable: bool = True
+) -> Iterator[RankJob]:
+    """Yield layouts on devices with multiples of the peaks that are predicted for them."""
     for base in bases:
         peak_bytes = predicted_peak_bytes(base)
-        for factor in (1.02, 1.06, 1.1, 1.14):
-            limit = int(peak_bytes * factor)
-            yield replace(base, id=f"{base.id}-near{factor}", memory_bytes=limit, steps=1)
+        for factor in factors:
+            yield replace(
+                base, id=f"{base.id}-{'grow' if expandable else 'near'}{factor}", steps=1,
+                memory_bytes=int(peak_bytes * factor), expandable=expandable,
+            )  # fmt: skip
 
 
 def predicted_peak_bytes(base: RankJob) -> float:
@@ -299,6 +340,11 @@ def third_jobs() -> list[RankJob]:
     return [*failed, *mixed([*megatron(), *near_capacity()]), *uncapped]
 
 
+def fifth_jobs() -> list[RankJob]:
+    """Return the jobs of the fifth file: near the capacity, in segments that grow."""
+    return mixed(list(near_growing()))
+
+
 def shrunken(full: RankJob) -> RankJob:
     """Return the job with a tiny model, for the CPU."""
     config = {key: TINY.get(key, value) for key, value in full.config.items()}
@@ -322,30 +368,25 @@ def write_rows(jobs: list[RankJob], records: Path, table: Path) -> None:
 
 
 def run_recorded(jobs: list[RankJob], records: Path, device: str, budget_s: float) -> None:
-    """Run the jobs without a result in a file one after another in this process, which spares the
-    imports of PyTorch, and append a line of JSON for each; if it dies, start it again.
+    """Run the jobs without a result in a file, each in a fork of this process, which has imported
+    PyTorch and the tools but not used the device; append a line of JSON for each.
     """
-    import torch
+    from atoll.measurement import rank
 
-    from atoll.measurement.rank import run_job
-
-    sys.meta_path.append(MissingPackages())
-    if device == "cuda":
-        # torch orders its back ends of attention at their first use. If that is inside
-        # torchtitan's `sdpa_kernel(..., set_priority=True)`, every later model of the process takes
-        # FlashAttention-2 before cuDNN.
-        query = torch.zeros(1, 1, 8, 64, device=device, dtype=torch.bfloat16)
-        torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    sys.meta_path.insert(0, MissingPackages())
+    importlib.import_module("torchtitan.components.loss")
+    importlib.import_module("torchtitan.models.llama3")
+    importlib.import_module("transformers.models.llama.modeling_llama")
     end = time.monotonic() + budget_s
     lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
     recorded = {r["id"] for r in map(json.loads, lines) if r["outcome"] in MEASURED}
     for each in jobs:
         if each.id in recorded or time.monotonic() > end:
             continue
-        record = run_job(each, device)
-        # Otherwise the next shapes are compiled as dynamic ones, also in Megatron's fused kernels.
-        torch._dynamo.reset()
-        release(device)
+        if child := os.fork():
+            os.waitpid(child, 0)
+            continue
+        record = rank.run_job(each, device)
         with records.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         peak_GB, times_ms = record.get("peak_bytes", 0) / 1e9, record.get("step_ms") or [0.0]
@@ -354,6 +395,7 @@ def run_recorded(jobs: list[RankJob], records: Path, device: str, budget_s: floa
             f"{peak_GB:.1f} GB {record.get('error', '')[:160]}",
             flush=True,
         )
+        os._exit(0)
 
 
 class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -382,28 +424,8 @@ class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Leave the module empty."""
 
 
-def release(device: str) -> None:
-    """Free what the last job left, and what DTensor cached for meshes without process groups."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    from atoll.measurement.collectives import PENDING
-
-    PENDING.clear()
-    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
-    if clear is not None:
-        clear()
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith("torch.distributed.")]
-    owners = [value for m in modules for value in list(vars(m).values()) if isinstance(value, type)]
-    for owner in (*modules, *owners):
-        for value in list(vars(owner).values()):
-            if hasattr(value, "cache_clear") and not isinstance(value, type):
-                value.cache_clear()
-    DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-    gc.collect()
-    if device == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
+JOBS = {"second": all_jobs, "third": third_jobs, "fifth": fifth_jobs}
+"""Jobs of the files of ranks, by the number of the file."""
 
 
 def main() -> None:
@@ -411,14 +433,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--third", action="store_true", help="the jobs of the third file")
+    parser.add_argument("--file", choices=JOBS, default="second", help="the file of the jobs")
     parser.add_argument("--run", type=Path, help="run the jobs without a record in this file")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds of all jobs")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--records", type=Path)
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
-    jobs = third_jobs() if options.third else all_jobs()
+    jobs = JOBS[options.file]()
     if options.records is not None:
         write_rows(jobs, options.records, options.rows)
         return

@@ -63,6 +63,7 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         torch.cuda.set_device(0)
         total = torch.cuda.mem_get_info()[1]
         limit = job.memory_bytes or total
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{job.expandable}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
         torch.cuda.reset_peak_memory_stats()
     dist.init_process_group(backend="fake", rank=job.rank, world_size=job.world, store=FakeStore())
@@ -82,6 +83,8 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         run.step()
         synchronize(device)
         record |= _memory()
+        if not job.steps:
+            return
         if not job.memory_bytes:  # every stream has a pool of its own
             run_in_line(run.model)
             record["in_line"] = True
@@ -92,7 +95,7 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         record["kernels"] = {
             phase: sorted(([round(ms, 4), n, name[:300]] for name, (ms, n) in kernels.items()),
                           reverse=True)
-            for phase, kernels in profiled_kernels(run.step).items()
+            for phase, kernels in profiled_kernels(run.step, min(record["step_ms"])).items()
         }  # fmt: skip
 
 

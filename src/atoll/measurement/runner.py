@@ -52,8 +52,11 @@ class RankJob:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     steps: int = 2
+    """Steps that are timed; 0: memory alone is measured."""
     memory_bytes: int = 0
     """Limit of the allocator; 0: the device's memory."""
+    expandable: bool = True
+    """Whether the allocator's segments can grow, as launch files set it."""
     labels: dict[str, Any] = field(default_factory=dict)
     """Cells that go into the row unchanged."""
 

@@ -12,10 +12,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, Role, VectorWork, once, replaced, single
+from atoll.workload.graph.operator import (
+    Operator,
+    Role,
+    VectorWork,
+    once,
+    pass_over,
+    replaced,
+    single,
+)
 
 JOINT_FAMILIES = ("gpt2", "gpt_neox", "bloom", "phi3", "modernbert", "qwen")
 """Families whose modules compute queries, keys and values in one product (transformers 5.17)."""
+CONCATENATED_FAMILIES = ("gpt_neox", "phi3", "phi", "stablelm", "nemotron", "glm", "persimmon")
+"""Families whose modules concatenate the part of a head that positions rotate with the rest."""
 WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 
 
@@ -50,6 +60,35 @@ def one_projection(layer: Layer) -> Layer:
     forward, backward = tuple(map(renamed, layer.forward)), tuple(map(renamed, layer.backward))
     kept = {name: tensor for name, tensor in tensors.items() if name not in names}
     return replace(layer, tensors=kept, forward=forward, backward=backward)
+
+
+def views_of_projection(layer: Layer) -> Layer:
+    """Return the layer with the outputs of every product as views of one tensor: while values are
+    kept, so are queries and keys without positions."""
+    return replace(layer, views=tuple(op.writes for op in layer.forward if op.kind == "linear"))
+
+
+def copied_heads(layer: Layer) -> Layer:
+    """Return the layer with a copy of attention's output, which the projection reads: concatenated
+    queries lie head by head, and so does what fused attention writes and keeps."""
+    attention = single(op for op in layer.forward if op.kind == "attention")
+    if attention is None:
+        return layer
+    heads = layer.tensors[attention.writes[0]]
+    rows = heads.like(f"{heads.name}.rows", heads.role)
+    work = pass_over("sequence_copy", heads)
+    copy = Operator(f"{attention.name}.rows", "copy", (heads.name,), (rows.name,), vectors=(work,))
+
+    def renamed(op: Operator) -> Operator:
+        if not op.kind.startswith("linear"):
+            return op
+        return replace(op, reads=once(rows.name if n == heads.name else n for n in op.reads))
+
+    at = layer.forward.index(attention) + 1
+    forward = (*layer.forward[:at], copy, *map(renamed, layer.forward[at:]))
+    backward = tuple(map(renamed, layer.backward))
+    tensors = {**layer.tensors, rows.name: rows}
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
 
 
 def _groups(layer: Layer) -> list[list[Operator]]:

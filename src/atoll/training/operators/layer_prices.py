@@ -28,7 +28,14 @@ from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Layer, Model, block_names
 from atoll.workload.graph.operator import CollectiveKind, Operator
-from atoll.workload.joined_products import JOINT_FAMILIES, joined, one_projection
+from atoll.workload.joined_products import (
+    CONCATENATED_FAMILIES,
+    JOINT_FAMILIES,
+    copied_heads,
+    joined,
+    one_projection,
+    views_of_projection,
+)
 from atoll.workload.low_precision import check_precision, narrowed
 from atoll.workload.prepare import in_context, prepare
 
@@ -163,8 +170,13 @@ class LayerPrices:
                 share = share.map(joined)
             apart = self.run.stack.split_products
             modules = apart and isinstance(self.pricer, GpuPricer) and layout.tp == 1
-            if modules and self.run.model.family in JOINT_FAMILIES:
+            family, rotary = self.run.model.family, self.run.stack.passes.get("rotary")
+            eager = rotary is not None and rotary.kernels > 1
+            if modules and family in JOINT_FAMILIES:
                 share = share.map(one_projection)
+                share = share.map(views_of_projection) if eager else share
+            if modules and eager and family in CONCATENATED_FAMILIES:
+                share = share.map(copied_heads)
             if self.run.adapters is not None:
                 share = with_adapters(share, self.run.adapters, apart=apart)
             elif self._casts_gathers:

@@ -19,7 +19,7 @@ from atoll.cost.pricer import Cost, Pricer, total
 from atoll.placement.recompute import hull_choices
 from atoll.step.layout import HOST, HOSTED_INPUTS
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, Role
+from atoll.workload.graph.operator import CollectiveKind, Operator, Role
 
 CORE_ATTENTION = frozenset({"attention", "attention_scores", "softmax", "attention_values"})
 
@@ -269,6 +269,8 @@ def _alternate_shares(layer: Layer) -> tuple[float, dict[str, float]]:
             kept += sum(saved.get(name, 0.0) for name in op.writes)
             continue
         if op.collective is not None:
+            if op.collective.kind is CollectiveKind.REDUCE_SCATTER:
+                kept += sum(float(layer.tensors[name].bytes) for name in op.writes)
             continue
         share = 0.0
         # torchtitan counts plain products only: grouped ones of experts and routers run again.

@@ -38,6 +38,8 @@ class Layer:
     """Further activations that enter from the layer before (a skip connection, an encoder's
     output on its way through the decoder)."""
     more_outputs: tuple[str, ...] = ()
+    views: tuple[tuple[str, ...], ...] = ()
+    """Tensors that are views of one: while one is kept, all are."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tensors", MappingProxyType(dict(self.tensors)))
@@ -74,6 +76,7 @@ class Layer:
         forward_values = {name for op in self.forward for name in op.writes}
         forward_values |= set(self.entering)
         wanted = {name for op in self.backward for name in op.reads}
+        wanted |= {name for views in self.views if wanted & set(views) for name in views}
         return tuple(name for name in self.tensors if name in forward_values and name in wanted)
 
     @cached_property
