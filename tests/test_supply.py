@@ -56,7 +56,8 @@ import signal
 for name in ("SIGKILL", "SIGSTOP", "SIGALRM", "SIGHUP", "SIGUSR1"):
     delattr(signal, name)
 import atoll
-UNUSED = ("atoll.tracing", "atoll.__main__", "atoll.testing", "atoll.measurement")
+UNUSED = ("atoll.tracing", "atoll.__main__", "atoll.testing", "atoll.measurement",
+          "atoll.calibration.local_gpu")
 for module in pkgutil.walk_packages(atoll.__path__, "atoll."):
     if not module.name.startswith(UNUSED):
         importlib.import_module(module.name)

@@ -44,7 +44,8 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from atoll.measurement.profiler import nvml, profiled_kernels, timed_steps
+from atoll.calibration.local_gpu import nvml
+from atoll.measurement.profiler import profiled_kernels, timed_steps
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ALL_LINEAR = "q_proj+k_proj+v_proj+o_proj+gate_proj+up_proj+down_proj"
@@ -1117,7 +1118,8 @@ def measure(case: Case, save: Callable[[str, Any], None]) -> None:
         torch.cuda.synchronize()
         once = time.perf_counter() - begin
         repeats = 7 if once < 0.3 else 5 if once < 1.0 else 3
-        times, host, phases = timed_steps(run.step, repeats)
+        timed = timed_steps(run.step, repeats)
+        times = timed["step_ms"]
         cpu = time.process_time()
         count = max(4, int(case.seconds / min(times) * 1e3))
         window = [time.monotonic_ns()]
@@ -1135,9 +1137,9 @@ def measure(case: Case, save: Callable[[str, Any], None]) -> None:
         save("row", {
             "step_ms": round(middle, 3), "spread": round((max(times) - min(times)) / middle, 3),
             "steps_timed": repeats, "back_to_back_ms": round(together, 3),
-            "host_ms": round(statistics.median(host), 3),
+            "host_ms": timed["host_ms"],
             "host_cpu_ms": round((time.process_time() - cpu) / count * 1e3, 3),
-            **{f"{name}_ms": round(ms, 3) for name, ms in phases.items()},
+            **{f"{name}_ms": ms for name, ms in timed["phases_ms"].items()},
             "peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": reserved,
             "static_bytes": static, "device_used_bytes": total - free,
             "device_total_bytes": total, "other_bytes": total - free - reserved,

@@ -30,8 +30,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from atoll.files.csvfile import write_csv
-from atoll.measurement.rows import COLUMNS, rank_row
-from atoll.measurement.runner import MEASURED, RankJob, read_jobs, write_jobs
+from atoll.measurement.measure import COLUMNS, rank_row
+from atoll.measurement.runner import MEASURED, RankJob, read_jobs
 
 GIB = 2**30
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -371,12 +371,12 @@ def run_recorded(jobs: list[RankJob], records: Path, device: str, budget_s: floa
     """Run the jobs without a result in a file, each in a fork of this process, which has imported
     PyTorch and the tools but not used the device; append a line of JSON for each.
     """
-    from atoll.measurement import build_torchtitan, build_transformers, rank
+    from atoll.measurement import rank
 
     sys.meta_path.insert(0, MissingPackages())
+    importlib.import_module("torchtitan.components.loss")
     importlib.import_module("torchtitan.models.llama3")
     importlib.import_module("transformers.models.llama.modeling_llama")
-    assert build_torchtitan and build_transformers
     end = time.monotonic() + budget_s
     lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
     recorded = {r["id"] for r in map(json.loads, lines) if r["outcome"] in MEASURED}
@@ -447,7 +447,9 @@ def main() -> None:
     if options.run is not None:
         run_recorded(read_jobs(options.out), options.run, options.device, options.budget)
         return
-    write_jobs(options.out, [shrunken(each) for each in jobs] if options.tiny else jobs)
+    jobs = [shrunken(each) for each in jobs] if options.tiny else jobs
+    lines = [json.dumps(each.to_dict(), allow_nan=False) for each in jobs]
+    options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     halves = [each.labels["half"] for each in jobs]
     print(f"{len(jobs)} jobs: {halves.count('fit')} fit, {halves.count('judge')} judge")
 

@@ -14,9 +14,8 @@ import atoll
 from atoll.answers.plan import MeasureAnswer
 from atoll.answers.validation import RunsValidation, SiteCalibration
 from atoll.base.errors import AtollError
-from atoll.measurement.device_profile import write_profile
-from atoll.measurement.measure import measure, plan_measured
-from atoll.measurement.rows import rank_row
+from atoll.calibration.device_profile import write_device
+from atoll.measurement.measure import measure, plan_measured, rank_row
 from atoll.measurement.runner import RankJob
 from atoll.questions import PlanQuestion
 from atoll.questions.verbs import MeasureQuestion
@@ -202,7 +201,7 @@ def test_a_plan_measures_its_best_layouts_until_the_best_stays(
 
 def test_every_operator_of_a_profile_can_be_run() -> None:
     pytest.importorskip("torch")
-    from atoll.measurement.operators import OPERATORS, operator
+    from atoll.calibration.local_gpu import OPERATORS, operator
 
     rows = list(csv.DictReader(OPERATORS.read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 234
@@ -215,7 +214,7 @@ def test_every_operator_of_a_profile_can_be_run() -> None:
 def test_timed_operators_make_a_device(tmp_path: Path) -> None:
     figures = json.loads((DATA / "h200_profile_device.json").read_text())
     table = DATA / "h200_profile_operators.csv"
-    answer = write_profile(tmp_path / "mine.yaml", table, figures, "h200")
+    answer = write_device(tmp_path / "mine.yaml", table, figures, "h200")
     assert answer.out == str(tmp_path / "mine.yaml")
     assert answer.held_out.step_time.mean_ape is not None
     assert answer.held_out.step_time.mean_ape < 0.12

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atoll.measurement import runner
-from atoll.measurement.runner import RankJob, command, read_jobs, run_jobs, write_jobs
+from atoll.measurement.runner import RankJob, command, read_jobs, run_jobs
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -23,6 +23,10 @@ LLAMA = {
 
 def job(id: str, tool: str, **more: Any) -> RankJob:
     return RankJob(id, tool, LLAMA, sequence=32, steps=1, **more)
+
+
+def write_jobs(path: Path, jobs: list[RankJob]) -> None:
+    path.write_text("\n".join(json.dumps(each.to_dict()) for each in jobs) + "\n")
 
 
 def test_jobs_are_read_back(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
@@ -18,6 +19,7 @@ from atoll.answers.answer import (
     Positive,
     Summary,
     build_from,
+    read_answer,
 )
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.layout import (
@@ -34,6 +36,7 @@ from atoll.answers.layout import (
 )
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import suggestion
+from atoll.questions import LayoutQuestion, Question
 from atoll.step.length import WholeRun
 from atoll.step.parts import Origin
 
@@ -377,3 +380,17 @@ class MeasureAnswer(Answer):
     commands: tuple[str, ...] = ()
     """With `--dry-run`: the command; it reads `jobs`, one per line, from jobs.jsonl."""
     jobs: tuple[Mapping[str, JsonValue], ...] = ()
+
+
+def plan_fields(question: type[Question], path: str | Path) -> dict[str, Any] | None:
+    """Return the question of the layout that `plan` or `estimate` wrote to a folder; None for
+    launch files.
+    """
+    if not Path(path).is_dir():
+        return None
+    answer = read_answer(Path(path) / "plan.json", PlanAnswer, EstimateAnswer)
+    assert isinstance(answer, PlanAnswer | EstimateAnswer)
+    fields = {n: v for n, v in answer.question.items() if n in question.model_fields}
+    axes = {n: getattr(answer.layout, n, None) for n in LayoutQuestion.model_fields}
+    fields |= {"tool": answer.tool, "order": answer.layout.schedule}
+    return fields | {n: value for n, value in axes.items() if value not in (None, ())}

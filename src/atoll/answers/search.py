@@ -8,15 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from atoll.answers.answer import (
-    Amount,
-    Count,
-    DrawnAnswer,
-    Explanation,
-    Number,
-    Positive,
-    Summary,
-)
+from atoll.answers.answer import Amount, Count, DrawnAnswer, Explanation, Number, Positive, Summary
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import (
     Degree,

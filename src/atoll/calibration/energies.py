@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
+from atoll.answers.validation import Errors, OperatorsValidation
 from atoll.base.errors import AtollError
-from atoll.calibration.validate import report_operators
+from atoll.calibration.validate import judged_operator, report_operators
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES, streaming_s, vector_times_s
@@ -77,12 +77,8 @@ def validate_energies(
 
     timed = [load for load in loads if load.measured.time_s is not None]
     judged = [
-        WorstOperator(
-            line=load.line,
-            operator=load.words,
-            measured_s=load.measured.time_s or 0.0,
-            predicted_s=load.predicted.time_s or 0.0,
-            error=load.error("time_s") or 0.0,
+        judged_operator(
+            load.line, load.words, load.measured.time_s or 0.0, load.predicted.time_s or 0.0
         )
         for load in timed
     ]
@@ -135,12 +131,10 @@ def _operator(gpu: Gpu, kind: str, row: Row) -> tuple[float, Rates]:
     if kind.startswith("attention"):
         backward = kind.endswith("bwd")
         b, h, s, d, causal = (row.number(name) for name in ("b", "h", "s", "d", "causal"))
-        sizes = b, h, row.number("hk", h), s, d, causal
         dtype = gpu.half_dtype
-        heads = Heads(*(np.array([size]) for size in sizes))
-        time_s = float(
-            attention_times_s(gpu, heads, backward=backward, dtype=dtype, sustained=True)[0]
-        )
+        heads = Heads(*(np.array([size]) for size in (b, h, row.number("hk", h), s, d, causal)))
+        times_s = attention_times_s(gpu, heads, backward=backward, dtype=dtype, sustained=True)
+        time_s = float(times_s[0])
         pairs = b * h * s * s * (0.5 if causal else 1.0)
         flops, moved = pairs * d * (10 if backward else 4), b * h * s * d * (16 if backward else 8)
         lanes = pairs * OPERATIONS["softmax"] / 8  # exponential and scale per pair
@@ -157,15 +151,11 @@ def _operator(gpu: Gpu, kind: str, row: Row) -> tuple[float, Rates]:
         name = next((n for n in (kind, f"{kind}_fwd", f"{kind}_step") if n in LEAST_BYTES), None)
         if name is None:
             raise ValueError(f"kind {kind!r} is not modelled")
-        time_s, moved = (
-            float(vector_times_s(gpu, name, rows, columns)),
-            LEAST_BYTES[name] * elements,
-        )
+        time_s = float(vector_times_s(gpu, name, rows, columns))
+        moved = LEAST_BYTES[name] * elements
     lanes = OPERATIONS[first] * elements
-    return time_s, replace(
-        _rates(gpu, 0.0, moved / time_s, cached=moved <= gpu.l2_bytes),
-        vector=_vector(gpu, lanes / time_s),
-    )
+    rates = _rates(gpu, 0.0, moved / time_s, cached=moved <= gpu.l2_bytes)
+    return time_s, replace(rates, vector=_vector(gpu, lanes / time_s))
 
 
 def _rates(

@@ -34,7 +34,7 @@ from atoll.validation.validate import validate_runs
 def calibrate_file(question: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
     """Fit a site to runs, a profile or NCCL's tests, or a device to timed operators."""
     header = [] if question.data is None else read_csv(question.data)[0]
-    operators = _timed_operators(header)
+    operators = {"kind", "us"} <= set(header)
     measured = question.trace is not None or question.nccl_tests
     if operators and measured:
         data = question.data
@@ -57,11 +57,7 @@ def validate_file(question: ValidateQuestion) -> Validation:
         return validate_chips(question.chips, out)
     site = None if question.site is None else load_site(question.site)
     header = [] if data is None else read_csv(data)[0]
-    validate = (
-        None
-        if data is None
-        else next((validate for columns, validate in TABLES if set(columns) <= set(header)), None)
-    )
+    validate = next((validate for names, validate in TABLES if set(names) <= set(header)), None)
     if expect is not None and (data is None or validate or is_step_table(header)):
         raise AtollError(
             f"expect is {expect!r}, but is for files of training runs (--data FILE) only"
@@ -75,10 +71,6 @@ def validate_file(question: ValidateQuestion) -> Validation:
     if validate is not None:
         return validate(data, gpu, out)
     return validate_runs(data, gpu, expect=expect, out=out, site=site)
-
-
-def _timed_operators(header: list[str]) -> bool:
-    return {"kind", "us"} <= set(header)
 
 
 TABLES: tuple[tuple[tuple[str, ...], Callable[[Path, str, Path | None], Validation]], ...] = (

@@ -93,10 +93,7 @@ BACKWARD_KNOBS = (
     Knob("block_s", 2e-6, 0.0, 8e-6),
     Knob("kernel_s", 8e-6, 1e-6, 60e-6),
 )
-VECTOR_KNOBS = (
-    Knob("vector_hbm", 0.9, 0.4, 1.0),
-    Knob("vector_kernel_s", 2.5e-6, 1e-6, 20e-6),
-)
+VECTOR_KNOBS = (Knob("vector_hbm", 0.9, 0.4, 1.0), Knob("vector_kernel_s", 2.5e-6, 1e-6, 20e-6))
 
 
 def calibrate(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from atoll.answers.validation import OperatorsValidation, WorstOperator
 from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
-from atoll.calibration.validate import report_operators
+from atoll.calibration.validate import judged_operator, report_operators
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import L2_BPS, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
@@ -93,6 +93,9 @@ class TimedOperator:
     kernel: str = ""
     """Kernel that ran it, if the table names it."""
 
+    def describe(self) -> str:
+        return " ".join([self.op, self.precision, *(f"{size:g}" for size in self.sizes)])
+
 
 def read_timed(path: str | Path) -> tuple[list[TimedOperator], dict[str, int]]:
     """Return the rows of a file, and how many were not read by reason."""
@@ -115,24 +118,15 @@ def validate_devices(path: str | Path, *, out: str | Path | None = None) -> Oper
             continue
         rows += members
         judged += [
-            WorstOperator(
-                line=row.line,
-                operator=f"{row.op} {row.precision} {' '.join(f'{size:g}' for size in row.sizes)}",
-                device=row.device,
-                measured_s=row.measured_s,
-                predicted_s=float(time_s),
-                error=float(time_s) / row.measured_s - 1,
-            )
+            judged_operator(row.line, row.describe(), row.measured_s, float(time_s), row.device)
             for row, time_s in zip(members, times_s, strict=True)
         ]
     header = ("line", "device", "operator", "measured_s", "predicted_s", "error")
     write_records(out, header, judged)
     errors = np.array([row.error for row in judged])
     names = [f"{row.device} {row.op} {row.precision}" for row in rows]
-    long_names = [
-        name if row.measured_s > SHORT_S else "shorter"
-        for name, row in zip(names, rows, strict=True)
-    ]
+    pairs = zip(names, rows, strict=True)
+    long_names = [name if row.measured_s > SHORT_S else "shorter" for name, row in pairs]
     return report_operators(
         "several devices",
         judged,

@@ -55,7 +55,10 @@ def calibrate_site(
         site.save(out)
     return SiteCalibration(
         site=site.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
-        collectives=tuple(map(_collective_answer, logs)),
+        collectives=tuple(
+            build_from(NcclTestFigures, log, collective=log.kind, bus_Bps=log.bandwidth_Bps)
+            for log in logs
+        ),
         steps=tuple(steps),
         runs=fit,
         out=None if out is None else str(out),
@@ -122,8 +125,3 @@ def _spread(values: Sequence[float]) -> Spread:
 def _factor(ratio: Spread) -> FactorInterval:
     low, middle, high = (min(max(value, LEAST), 1 / LEAST) for value in ratio)
     return FactorInterval(value=middle, low=low, high=high)
-
-
-def _collective_answer(log: CollectiveLog) -> NcclTestFigures:
-    """Return a log's figures, each as low, median, high."""
-    return build_from(NcclTestFigures, log, collective=log.kind, bus_Bps=log.bandwidth_Bps)

@@ -28,14 +28,7 @@ from atoll.step.layout import Layout
 from atoll.tools.stack import CHIP, STACKS
 from atoll.training.estimate import Estimator, rank_compute_s
 from atoll.training.run import Run
-from atoll.training.site import (
-    Attention,
-    FactorInterval,
-    LevelFactors,
-    Overlaps,
-    RunError,
-    Site,
-)
+from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlaps, RunError, Site
 from atoll.validation.row_runs import run_at_site
 from atoll.validation.tables import RunRow, read_each, read_runs
 

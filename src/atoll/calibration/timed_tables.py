@@ -9,6 +9,7 @@ to 11 % on average.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -62,12 +63,8 @@ def timings(device: str, precision: str) -> Timings:
     """Return the timings of a catalogue device for runs of a precision."""
     folder = device_folder(device)
     gpu = load_gpu(device)
-    wanted = [dtype for dtype in FORMATS if dtype == precision]
-    products = {dtype: _products(gpu, folder, dtype) for dtype in wanted}
-    return Timings(
-        {dtype: grid for dtype, grid in products.items() if grid is not None},
-        _attention(gpu, folder),
-    )
+    products = _products(gpu, folder, precision) if precision in FORMATS else None
+    return Timings({} if products is None else {precision: products}, _attention(gpu, folder))
 
 
 def device_folder(device: str) -> Path:
@@ -137,7 +134,10 @@ def _ratios(gpu: Gpu, rows: Sequence[TimedOperator]) -> Floats:
 
 def _read(folder: Path, kind: str, engine: str, name: str) -> Columns:
     """Return a table's columns from an engine's newest release that has it; else an empty table."""
-    files = sorted((folder / kind / engine).glob(f"*/{name}.parquet"), key=_release)
+    files = sorted(
+        (folder / kind / engine).glob(f"*/{name}.parquet"),
+        key=lambda file: [int(n) for n in re.findall(r"\d+", file.parent.name)],
+    )
     try:
         from pyarrow.parquet import read_table
     except ImportError:
@@ -148,13 +148,4 @@ def _read(folder: Path, kind: str, engine: str, name: str) -> Columns:
     return {c: table[c].to_numpy() for c in table.column_names}
 
 
-def _release(file: Path) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", file.parent.name)))
-
-
-class _EmptyTable(dict[str, NDArray[Any]]):
-    def __missing__(self, name: str) -> NDArray[Any]:
-        return np.empty(0)
-
-
-_EMPTY = _EmptyTable()
+_EMPTY: Columns = defaultdict(lambda: np.empty(0))

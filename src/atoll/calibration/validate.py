@@ -147,13 +147,7 @@ def validate_operators(
     reasons = [skip_reason(device, row) for row in rows]
     usable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
     judged = [
-        WorstOperator(
-            line=row.line,
-            operator=row.describe(),
-            measured_s=row.measured_s,
-            predicted_s=float(time_s),
-            error=float(time_s) / row.measured_s - 1,
-        )
+        judged_operator(row.line, row.describe(), row.measured_s, float(time_s))
         for row, time_s in zip(usable, predict_s(device, usable), strict=True)
     ]
     write_records(out, ("line", "operator", "measured_s", "predicted_s", "error"), judged)
@@ -171,6 +165,15 @@ def validate_operators(
         long=errors_of(lambda row: row.kind == "gemm" and row.measured_s >= LONG_PRODUCT_S),
         attention=errors_of(lambda row: row.kind in ATTENTION),
     )
+
+
+def judged_operator(
+    line: int, words: str, measured_s: float, predicted_s: float, device: str = ""
+) -> WorstOperator:
+    """Return a measured operator with its prediction and error."""
+    times_s = {"measured_s": measured_s, "predicted_s": predicted_s}
+    error = predicted_s / measured_s - 1
+    return WorstOperator(line=line, operator=words, device=device, error=error, **times_s)
 
 
 def report_operators(

@@ -2,22 +2,26 @@
 
 The fake group's own gather is one copy per rank, which the host cannot launch in time from some 512
 ranks on, and its reductions leave outputs as they are. Here one kernel (copysign, which nothing
-else uses) copies this rank's part; `rows.STAND_IN` matches it in a profile.
+else uses) copies this rank's part; `kineto.STAND_IN` matches it in a profile.
 """
 
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
 
 STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream",
            "all_reduce_stream")  # fmt: skip
 """Streams of FSDP2's collectives."""
 PENDING: list[torch.Tensor] = []
 """Input of the functional collective that runs now."""
+ENDED = SimpleNamespace(wait=lambda: None)
+"""A collective that has ended."""
 
 
 def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
@@ -26,14 +30,6 @@ def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
         torch.copysign(part.expand_as(rows), part, out=rows)
     else:
         rows.copy_(part)
-
-
-@functools.cache
-def patch_collectives() -> None:
-    """Let gathers and scatters return this rank's part, by one kernel each."""
-    _patch_tensors()
-    _patch_functional()
-    _patch_replicated()
 
 
 def run_in_line(model: Any) -> None:
@@ -48,36 +44,23 @@ def run_in_line(model: Any) -> None:
                 setattr(context, name, current)
 
 
-class Done:
-    """A collective that has ended."""
-
-    def wait(self) -> None:
-        """Return at once."""
+def _gather(output_tensor: Any, input_tensor: Any, group: Any = None, async_op: Any = False) -> Any:
+    copy_into(output_tensor.view(dist.get_world_size(group), -1), input_tensor.clone().view(-1))
+    return ENDED if async_op else None
 
 
-def _patch_tensors() -> None:
-    """Replace the gathers and scatters that FSDP2 and Megatron-Core call."""
-
-    def gather(
-        output_tensor: Any, input_tensor: Any, group: Any = None, async_op: bool = False
-    ) -> Any:
-        copy_into(output_tensor.view(dist.get_world_size(group), -1), input_tensor.clone().view(-1))
-        return Done() if async_op else None
-
-    def scatter(
-        output: Any, input: Any, op: Any = None, group: Any = None, async_op: bool = False
-    ) -> Any:
-        if output.untyped_storage().data_ptr() != input.untyped_storage().data_ptr():
-            copy_into(output.view(-1), input.reshape(dist.get_world_size(group), -1)[0])
-        return Done() if async_op else None
-
-    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = gather, scatter
+def _scatter(output: Any, input: Any, op: Any = None, group: Any = None, async_op: Any = 0) -> Any:
+    if output.untyped_storage().data_ptr() != input.untyped_storage().data_ptr():
+        copy_into(output.view(-1), input.reshape(dist.get_world_size(group), -1)[0])
+    return ENDED if async_op else None
 
 
-def _patch_functional() -> None:
-    """Fill the outputs of functional collectives, which DTensor uses."""
-    from torch.distributed import _functional_collectives as functional
-
+@functools.cache
+def patch_collectives() -> None:
+    """Let gathers and scatters return this rank's part, by one kernel each: those that FSDP2 and
+    Megatron-Core call, those of DTensor; and let DistributedDataParallel keep its gradients.
+    """
+    dist.all_gather_into_tensor, dist.reduce_scatter_tensor = _gather, _scatter
     wrap = functional._maybe_wrap_tensor
     gather, scatter = functional.all_gather_tensor, functional.reduce_scatter_tensor
 
@@ -100,12 +83,7 @@ def _patch_functional() -> None:
         return scatter(self, reduceOp, scatter_dim, group, tag)
 
     functional._maybe_wrap_tensor = wrapped
-    functional.all_gather_tensor = gathered
-    functional.reduce_scatter_tensor = scattered
-
-
-def _patch_replicated() -> None:
-    """Let DistributedDataParallel keep its gradients as they are."""
+    functional.all_gather_tensor, functional.reduce_scatter_tensor = gathered, scattered
     ddp: Any = torch.nn.parallel.DistributedDataParallel
     start = ddp.__init__
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+
+from atoll.calibration.local_gpu import nvml
 
 Mark = Callable[[str], object]
 Step = Callable[[Mark], Any]
@@ -21,48 +23,46 @@ CLOCK_SM = 1
 """Clock of the multiprocessors, as NVML counts clocks."""
 
 
-class StepTimes(NamedTuple):
-    """Milliseconds of steps on the device and until the host has launched them, and the median of
-    each phase."""
+def timed_steps(step: Step, repeats: int, device: str = "cuda") -> dict[str, Any]:
+    """Return milliseconds of single steps on the device, the median until the host launched them,
+    the median of each phase, and the power and clock of the device.
+    """
+    host_ms, clocks, steps = [], [], []
+    energy_mJ, start = nvml("DeviceGetTotalEnergyConsumption"), time.perf_counter()
+    for _ in range(repeats):
+        marks: list[tuple[str, Any]] = []
+        synchronize(device)
+        began = time.perf_counter()
+        step(partial(_note, marks, device))
+        host_ms.append((time.perf_counter() - began) * 1e3)
+        clocks.append(nvml("DeviceGetClockInfo", CLOCK_SM) or 0)  # while the device runs the step
+        synchronize(device)
+        phases_ms: dict[str, float] = defaultdict(float)
+        for (name, begin), (_, end) in pairwise(marks):
+            took = begin.elapsed_time(end) if device == "cuda" else (end - begin) * 1e3
+            phases_ms[name] += took
+        steps.append(phases_ms)
+    took_s = time.perf_counter() - start
+    names = steps[0]
+    timed: dict[str, Any] = {
+        "step_ms": [round(sum(phases_ms.values()), 3) for phases_ms in steps],
+        "host_ms": round(statistics.median(host_ms), 3),
+        "phases_ms": {n: round(statistics.median(ms[n] for ms in steps), 3) for n in names},
+    }
+    if device == "cuda" and energy_mJ is not None:
+        used_mJ = nvml("DeviceGetTotalEnergyConsumption") - energy_mJ
+        timed["power_W"] = round(used_mJ / 1e3 / took_s, 1)
+        timed["clock_MHz"] = round(statistics.fmean(clocks))
+    return timed
 
-    step_ms: list[float]
-    host_ms: list[float]
-    phases_ms: dict[str, float]
 
-
-def timed_steps(
-    step: Step, repeats: int, device: str = "cuda", after: Callable[[], None] | None = None
-) -> StepTimes:
-    """Time single steps; `after` runs when a step is launched and has not ended."""
-    phases, host = zip(*(_phases_ms(step, device, after) for _ in range(repeats)), strict=True)
-    medians = {name: statistics.median(step_[name] for step_ in phases) for name in phases[0]}
-    return StepTimes([sum(step_.values()) for step_ in phases], list(host), medians)
-
-
-def _phases_ms(
-    step: Step, device: str, after: Callable[[], None] | None
-) -> tuple[dict[str, float], float]:
-    """Return the milliseconds of the phases of a step, and those until the host launched it."""
-    marks: list[tuple[str, Any]] = []
-
-    def mark(name: str) -> None:
-        instant: Any = time.perf_counter()
-        if device == "cuda":
-            instant = torch.cuda.Event(enable_timing=True)
-            instant.record()
-        marks.append((name, instant))
-
-    synchronize(device)
-    start = time.perf_counter()
-    step(mark)
-    host_ms = (time.perf_counter() - start) * 1e3
-    if after is not None:
-        after()
-    synchronize(device)
-    phases: dict[str, float] = defaultdict(float)
-    for (name, begin), (_, end) in pairwise(marks):
-        phases[name] += begin.elapsed_time(end) if device == "cuda" else (end - begin) * 1e3
-    return phases, host_ms
+def _note(marks: list[tuple[str, Any]], device: str, name: str) -> None:
+    """Add a mark with an event of the device, or the host's time."""
+    instant: Any = time.perf_counter()
+    if device == "cuda":
+        instant = torch.cuda.Event(enable_timing=True)
+        instant.record()
+    marks.append((name, instant))
 
 
 def synchronize(device: str) -> None:
@@ -103,16 +103,3 @@ def profiled_kernels(step: Step, step_ms: float) -> dict[str, dict[str, tuple[fl
             ms, count = kernels[phase].get(name, (0.0, 0))
             kernels[phase][name] = ms + duration_ns / 1e6, count + 1
     return dict(kernels)
-
-
-def nvml(figure: str, *more: int) -> Any:
-    """Return a figure of the first GPU by its name in NVIDIA's management library; None without
-    the library, or if the device does not report it.
-    """
-    try:
-        library = importlib.import_module("pynvml")
-        library.nvmlInit()
-        device = [library.nvmlDeviceGetHandleByIndex(0)] if figure.startswith("Device") else []
-        return getattr(library, f"nvml{figure}")(*device, *more)
-    except Exception:
-        return None

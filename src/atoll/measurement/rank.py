@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import json
 import logging
 import os
-import statistics
 import sys
 import time
 import warnings
@@ -26,10 +24,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from atoll.calibration.local_gpu import nvml
+from atoll.measurement.builders import BUILDERS
 from atoll.measurement.collectives import patch_collectives, run_in_line
-from atoll.measurement.profiler import CLOCK_SM, nvml, profiled_kernels, synchronize, timed_steps
-from atoll.measurement.rank_step import RankStep, local_part
+from atoll.measurement.profiler import profiled_kernels, synchronize, timed_steps
+from atoll.measurement.rank_step import local_part
 from atoll.measurement.runner import RankJob, Record, read_jobs, run_jobs
 
 PACKAGES = ("torch", "transformers", "torchtitan", "megatron-core", "peft", "triton")
@@ -54,16 +55,25 @@ def run_job(job: RankJob, device: str) -> Record:
 
 
 def _measure(job: RankJob, device: str, record: Record) -> None:
-    """Warm up, time steps and profile one; fill the record as results arrive."""
+    """Become one rank of a world without other ranks, warm up, time steps and profile one; fill the
+    record as results arrive.
+    """
     began = time.perf_counter()
-    _join_fake_world(job, device)
+    if device == "cuda":
+        torch.cuda.set_device(0)
+        total = torch.cuda.mem_get_info()[1]
+        limit = job.memory_bytes or total
+        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{job.expandable}")
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+        torch.cuda.reset_peak_memory_stats()
+    dist.init_process_group(backend="fake", rank=job.rank, world_size=job.world, store=FakeStore())
+    patch_collectives()
     torch.manual_seed(0)
-    builder = importlib.import_module(f"atoll.measurement.build_{job.tool.replace('-', '_')}")
-    run: RankStep = builder.build(job, device)
+    run = BUILDERS[job.tool](job, device)
     parameters = list(run.model.parameters())
-    record["params"] = sum(local_part(p).numel() for p in parameters)
-    record["params_full"] = sum(p.numel() for p in parameters)
-    record["trainable"] = sum(local_part(p).numel() for p in parameters if p.requires_grad)
+    local = [local_part(p).numel() for p in parameters]
+    record["params"], record["params_full"] = sum(local), sum(p.numel() for p in parameters)
+    record["trainable"] = sum(n for n, p in zip(local, parameters, strict=True) if p.requires_grad)
     run.step()
     synchronize(device)
     record["setup_s"] = round(time.perf_counter() - began, 3)
@@ -78,32 +88,15 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         if not job.memory_bytes:  # every stream has a pool of its own
             run_in_line(run.model)
             record["in_line"] = True
-    record |= _timed(run, job.steps, device)
-    if run.last_loss is not None:
-        loss = run.last_loss
-        loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-        record["loss"] = round(float(loss), 4)
+    record |= timed_steps(run.step, job.steps, device)
+    if (loss := run.last_loss) is not None:
+        record["loss"] = round(float(getattr(loss, "full_tensor", lambda: loss)()), 4)
     if device == "cuda":
         record["kernels"] = {
             phase: sorted(([round(ms, 4), n, name[:300]] for name, (ms, n) in kernels.items()),
                           reverse=True)
             for phase, kernels in profiled_kernels(run.step, min(record["step_ms"])).items()
         }  # fmt: skip
-
-
-def _join_fake_world(job: RankJob, device: str) -> None:
-    """Become one rank of a world without other ranks, with the memory of the job."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    if device == "cuda":
-        torch.cuda.set_device(0)
-        total = torch.cuda.mem_get_info()[1]
-        limit = job.memory_bytes or total
-        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{job.expandable}")
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
-        torch.cuda.reset_peak_memory_stats()
-    dist.init_process_group(backend="fake", rank=job.rank, world_size=job.world, store=FakeStore())
-    patch_collectives()
 
 
 def _memory() -> Record:
@@ -120,29 +113,6 @@ def _memory() -> Record:
         "alloc_retries": stats.get("num_alloc_retries", 0),
         "gpu": torch.cuda.get_device_name(),
     }
-
-
-def _timed(run: RankStep, steps: int, device: str) -> Record:
-    """Return device and host milliseconds of steps, the median of each phase, power and clock."""
-    clocks: list[float] = []
-
-    def read_clock() -> None:
-        if device == "cuda":
-            clocks.append(nvml("DeviceGetClockInfo", CLOCK_SM) or 0)
-
-    before_mJ, start = nvml("DeviceGetTotalEnergyConsumption"), time.perf_counter()
-    times = timed_steps(run.step, steps, device, read_clock)
-    took_s = time.perf_counter() - start
-    record: Record = {
-        "step_ms": [round(t, 3) for t in times.step_ms],
-        "host_ms": round(statistics.median(times.host_ms), 3),
-        "phases_ms": {name: round(ms, 3) for name, ms in times.phases_ms.items()},
-    }
-    if device == "cuda" and before_mJ is not None:
-        taken_mJ = nvml("DeviceGetTotalEnergyConsumption") - before_mJ
-        record["power_W"] = round(taken_mJ / 1e3 / took_s, 1)
-        record["clock_MHz"] = round(statistics.fmean(clocks))
-    return record
 
 
 def software() -> dict[str, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from atoll.measurement.profiler import Mark
 from atoll.measurement.runner import RankJob
@@ -14,28 +16,75 @@ from atoll.measurement.runner import RankJob
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
+@dataclass
 class RankStep:
-    """A parallel model and its training step: `passes` runs all microbatches forward and backward
-    and returns the last loss, if there is one; `update` clips gradients and updates weights.
-    """
+    """A parallel model and its training step: all microbatches, then the update."""
 
-    def __init__(
-        self,
-        model: Any,
-        passes: Callable[[Mark], Any],
-        update: Callable[[Mark], None],
-        context: Callable[[], Any] = contextlib.nullcontext,
-    ) -> None:
-        self.model, self.passes, self.update, self.context = model, passes, update, context
-        self.last_loss: Any = None
+    job: RankJob
+    device: str
+    model: Any
+    forward: Callable[[Any, Any], Any]
+    """Takes a stage's input and the labels; returns the loss in the last stage, or activations."""
+    update: Callable[[Mark], None]
+    """Clips gradients and updates weights."""
+    context: Callable[[], Any] = contextlib.nullcontext
+    last_loss: Any = None
+
+    def __post_init__(self) -> None:
+        first_id = 5 if self.job.tool == "transformers" else 0  # ids below are of special words
+        shape, vocabulary = (self.job.microbatch, self.job.sequence), self.job.config["vocab_size"]
+        self.ids = torch.randint(first_id, vocabulary, shape, device=self.device)
 
     def step(self, mark: Mark = str) -> None:
         """Run one training step; tell `mark` where its phases begin."""
         with self.context():
-            self.last_loss = self.passes(mark)
+            (self._pipelined if self.job.pp > 1 else self._accumulated)(mark)
         mark("clip")
         self.update(mark)
         mark("end")
+
+    def _accumulated(self, mark: Mark) -> None:
+        """Run microbatch after microbatch. accelerate reduces gradients after the last one,
+        torchtitan after each of them.
+        """
+        sync = getattr(self.model, "set_requires_gradient_sync", None)
+        for number in range(self.job.microbatches):
+            if sync is not None and self.job.tool == "transformers":
+                sync(number == self.job.microbatches - 1)
+            mark("forward")
+            loss = self.forward(self.ids, self.ids)
+            mark("backward")
+            loss.backward()
+        self.last_loss = loss.detach()
+
+    def _pipelined(self, mark: Mark) -> None:
+        """Run one pipeline stage in 1F1B order: random activations come in, random gradients come
+        back. All kernels count as one phase, as passes alternate.
+        """
+        mark("forward")
+        count = self.job.microbatches
+        warm = min(self.job.pp - self.job.stage - 1, count)
+        queue = [self.forward(self._stage_input(), self.ids) for _ in range(warm)]
+        for done in range(count):
+            if warm + done < count:
+                queue.append(self.forward(self._stage_input(), self.ids))
+            if isinstance(self.model, FSDPModule):
+                final = done == count - 1
+                self.model.set_is_last_backward(final)
+                self.model.set_requires_gradient_sync(final)
+                self.model.set_reshard_after_backward(final)
+            output = queue.pop(0)
+            output.backward(None if self.job.last else torch.randn_like(output).mul_(1e-4))
+
+    def _stage_input(self) -> Any:
+        """Return the first stage's ids, or random activations, whose sequence is divided."""
+        job = self.job
+        if job.stage == 0:
+            return self.ids
+        sizes = [job.microbatch, job.sequence // job.tp]
+        sizes = sizes[::-1] if job.tool == "megatron-lm" else sizes
+        shape, dtype = (*sizes, job.config["hidden_size"]), DTYPES[job.compute]
+        return torch.randn(shape, device=self.device, dtype=dtype).requires_grad_()
 
 
 def adamw_update(
@@ -80,54 +129,3 @@ def empty_model(job: RankJob) -> Iterator[torch.dtype]:
             yield DTYPES[job.weights]
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def accumulated(model: Any, job: RankJob, loss: Callable[[], Any]) -> Callable[[Mark], Any]:
-    """Return the passes of a rank without a pipeline: microbatch after microbatch. accelerate
-    reduces gradients after the last one, torchtitan after each of them.
-    """
-    sync = getattr(model, "set_requires_gradient_sync", None)
-    delayed = job.microbatches > 1 and job.tool == "transformers"
-
-    def passes(mark: Mark) -> Any:
-        value = None
-        for number in range(job.microbatches):
-            if delayed and sync is not None:
-                sync(number == job.microbatches - 1)
-            mark("forward")
-            value = loss()
-            mark("backward")
-            value.backward()
-        return None if value is None else value.detach()
-
-    return passes
-
-
-def pipelined(
-    model: Any, job: RankJob, stage: Callable[[Any], Any], inputs: Callable[[], Any]
-) -> Callable[[Mark], Any]:
-    """Return the passes of one pipeline stage in 1F1B order: random activations come in, random
-    gradients come back. All kernels count as one phase, as passes alternate.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    def forward() -> Any:
-        return stage(inputs())
-
-    def backward(output: Any, final: bool) -> None:
-        if isinstance(model, FSDPModule):
-            model.set_is_last_backward(final)
-            model.set_requires_gradient_sync(final)
-            model.set_reshard_after_backward(final)
-        output.backward(None if job.last else torch.randn_like(output).mul_(1e-4))
-
-    def passes(mark: Mark) -> Any:
-        mark("forward")
-        count, warm = job.microbatches, min(job.pp - job.stage - 1, job.microbatches)
-        queue = [forward() for _ in range(warm)]
-        for done in range(count):
-            if warm + done < count:
-                queue.append(forward())
-            backward(queue.pop(0), done == count - 1)
-
-    return passes

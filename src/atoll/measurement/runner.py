@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -90,33 +89,25 @@ def command(jobs: Path, device: str) -> list[str]:
 
 def run_jobs(jobs: Sequence[RankJob], device: str, limit_s: float = 600.0) -> Iterator[Record]:
     """Yield a record per job, as they are measured, each in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="atoll-measure-") as folder:
-        file = Path(folder) / "job.jsonl"
-        for job in jobs:
-            write_jobs(file, [job])
-            yield {"id": job.id} | _child_record(command(file, device), limit_s)
-
-
-def _child_record(words: list[str], limit_s: float) -> Record:
-    """Return what a child writes, or why it wrote nothing."""
-    try:
-        child = subprocess.run(words, capture_output=True, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        return {"outcome": "time", "error": f"took more than {limit_s:.0f} s"}
-    if child.stdout.strip():
-        record: Record = json.loads(child.stdout)
-        return record
-    lines = child.stderr[-400:].decode(errors="replace").strip().split("\n")
-    reason = f"the process ended with code {child.returncode}: {lines[-1] or 'no message'}"
-    return {"outcome": "died", "error": reason}
-
-
-def write_jobs(path: Path, jobs: Sequence[RankJob]) -> None:
-    """Write one line of JSON per job."""
-    lines = [json.dumps(job.to_dict(), allow_nan=False) for job in jobs]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    words = command(Path("/dev/stdin"), device)
+    for job in jobs:
+        text = json.dumps(job.to_dict(), allow_nan=False).encode()
+        record: Record = {"id": job.id}
+        try:
+            child = subprocess.run(
+                words, input=text, capture_output=True, timeout=limit_s, check=False
+            )
+        except subprocess.TimeoutExpired:
+            yield record | {"outcome": "time", "error": f"took more than {limit_s:.0f} s"}
+            continue
+        if child.stdout.strip():
+            yield record | json.loads(child.stdout)
+            continue
+        line = child.stderr[-400:].decode(errors="replace").strip().split("\n")[-1]
+        reason = f"the process ended with code {child.returncode}: {line or 'no message'}"
+        yield record | {"outcome": "died", "error": reason}
 
 
 def read_jobs(path: Path) -> list[RankJob]:
-    """Read the jobs that `write_jobs` wrote."""
+    """Read the jobs of a file, one line of JSON each."""
     return [RankJob.from_dict(json.loads(line)) for line in path.read_text().splitlines() if line]

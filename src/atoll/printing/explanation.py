@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from atoll.base.units import format_mfu, format_seconds, format_slower
@@ -42,7 +42,10 @@ def print_explanation(shown: SearchExplanation) -> None:
                 f"{worst.gap:.2%} (bound: {worst.bound})."
             )
     for number, runner_up in enumerate(shown.runners_up, start=1):
-        console.print(f"\nRunner-up {number}: {_difference(runner_up.differs)}")
+        pairs = runner_up.differs.items()
+        differs = ", ".join(f"{name} {short(a)} -> {short(b)}" for name, (a, b) in pairs)
+        words = differs or "the same chip with another memory"
+        console.print(f"\nRunner-up {number}: {words}")
         for reason in runner_up.reasons:
             before, after = (format_seconds(value) for value in reason.part_s)
             part = reason.part.replace("_", " ")
@@ -133,9 +136,3 @@ def _speed_words(comparison: DeviceComparison) -> str:
 
 def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:,.4g}"
-
-
-def _difference(changed: Mapping[str, tuple[float, float]]) -> str:
-    if not changed:
-        return "the same chip with another memory"
-    return ", ".join(f"{name} {short(a)} -> {short(b)}" for name, (a, b) in changed.items())

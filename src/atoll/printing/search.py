@@ -9,19 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from atoll.answers.designs import ShownParameter
-from atoll.base.units import (
-    NOT_COUNTED,
-    counted,
-    format_bandwidth,
-    format_bytes,
-    format_seconds,
-)
-from atoll.printing.console import (
-    Output,
-    print_answer,
-    print_bars,
-    print_lines,
-)
+from atoll.base.units import NOT_COUNTED, counted, format_bandwidth, format_bytes, format_seconds
+from atoll.printing.console import Output, print_answer, print_bars, print_lines
 from atoll.step.certificate import times
 
 if TYPE_CHECKING:
@@ -189,7 +178,9 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
     from atoll.hardware.silicon.systolic import HBM_PARAMETERS
 
     rows, proof = front.designs, front.proven_within
-    words = "among evaluated designs" if proof is None else f"proven within {_rounded_up(proof)}"
+    words = "among evaluated designs"
+    if proof is not None:  # rounded up
+        words = f"proven within {math.ceil(proof * 1000.0 - 1e-6) / 10.0:g}%"
     size = counted(len(rows), "chip")
     print_lines([("Front", f"{size} of throughput against {against}, {words}")])
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
@@ -209,11 +200,6 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
         for row in rows[:: max(1, len(rows) // 12)]
     ]
     console.table(heads, cells, ())
-
-
-def _rounded_up(share: float) -> str:
-    """Return a share in percent, not less than it is."""
-    return f"{math.ceil(share * 1000.0 - 1e-6) / 10.0:g}%"
 
 
 _IN_FRONT = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")

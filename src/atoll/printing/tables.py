@@ -11,13 +11,7 @@ from pydantic import JsonValue
 
 from atoll.base.streams import say
 from atoll.base.units import format_bytes, format_count, format_seconds, format_value
-from atoll.printing.console import (
-    Output,
-    print_error_table,
-    print_lines,
-    print_skipped,
-    short,
-)
+from atoll.printing.console import Output, print_error_table, print_lines, print_skipped, short
 
 if TYPE_CHECKING:
     from atoll.answers.designs import CompareAnswer, SweepAnswer

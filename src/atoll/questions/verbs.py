@@ -353,7 +353,7 @@ class MeasureQuestion(LayoutQuestion, RunQuestion):
         if not isinstance(fields, dict) or fields.get("from_") is None:
             return fields
         file = locate(str(fields["from_"]), info)
-        planned = import_named("atoll.measurement.measure:plan_fields")(cls, file)
+        planned = import_named("atoll.answers.plan:plan_fields")(cls, file)
         return fields if planned is None else planned | {**fields, "from_": None}
 
 

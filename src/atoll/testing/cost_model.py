@@ -9,12 +9,7 @@ import numpy as np
 
 from atoll.base.arrays import Floats
 from atoll.hardware.accelerator import KIB, MIB
-from atoll.hardware.template.cores import (
-    CostModel,
-    ProductCosts,
-    ProductShape,
-    TensorConfigs,
-)
+from atoll.hardware.template.cores import CostModel, ProductCosts, ProductShape, TensorConfigs
 
 SHAPES = (
     ProductShape(1, 512, 768, 256),

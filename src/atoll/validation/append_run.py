@@ -17,6 +17,7 @@ from atoll.validation.tables import RUN_COLUMNS, RunRow
 from atoll.workload.adapters import TARGETS
 from atoll.workload.families.model_config import ModelConfig
 
+WIDTHS = ("hidden", "heads", "kv_heads", "head_dim")
 TOLERANCE = 1e-3
 """Relative difference in step time or memory up to which a row read back describes the run."""
 
@@ -24,7 +25,8 @@ TOLERANCE = 1e-3
 def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]) -> None:
     """Append a run and its measurements to a table of runs, which must have all its columns."""
     cells = {"id": name, **_model(priced.run.model), **_run(priced.run), **_layout(priced.layout)}
-    row = {column: _text(value) for column, value in (cells | measured).items()}
+    values = (cells | measured).items()
+    row = {name: str(int(v) if isinstance(v, bool) else v) for name, v in values}
     _check(row, priced)
 
     def aligned(header: Sequence[str]) -> Mapping[str, str]:
@@ -58,10 +60,6 @@ def _check(row: Mapping[str, str], priced: Estimate) -> None:
         )
 
 
-def _text(value: object) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
-
-
 def _model(model: ModelConfig) -> dict[str, Any]:
     experts = {
         "n_experts": model.experts,
@@ -80,11 +78,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     }
     return {
         "model": model.name,
-        "layers": model.layers,
-        "hidden": model.hidden,
-        "heads": model.heads,
-        "kv_heads": model.kv_heads,
-        "head_dim": model.head_dim,
+        **{name: getattr(model, name) for name in ("layers", *WIDTHS)},
         "ffn": model.dense_ffn or model.ffn,
         "vocab": model.vocab,
         "mlp_gated": model.gated,
@@ -95,9 +89,7 @@ def _model(model: ModelConfig) -> dict[str, Any]:
         "bias_qkv": model.attention_bias,
         "bias_linear": model.output_bias,
         "qk_layernorm": model.qk_norm,
-        "dropout": model.dropout,
-        "window": model.window,
-        "mtp_layers": model.mtp_layers,
+        **{name: getattr(model, name) for name in ("dropout", "window", "mtp_layers")},
         **(experts if model.experts else dict.fromkeys(experts, "")),
         **(latent if model.latent_kv else dict.fromkeys(latent, "")),
     }

@@ -135,7 +135,8 @@ def _chip(row: Row) -> tuple[PhysicalChip, float | None]:
     lanes = _lanes(vector)
     if has_matrix:
         unit = _unit(matrix, factors) or matrix_cells / (factors or [1.0])[0]
-        constructed = prod(factors) if len(factors) > 1 and _begins_with_count(matrix) else None
+        begins_with_shape = re.match(r"\s*\d+x\d", matrix)  # not with the number of units
+        constructed = prod(factors) if len(factors) > 1 and not begins_with_shape else None
     else:  # lanes of 32 bits, two of 16 each
         unit, constructed = 2.0, None if lanes is None else 2 * lanes
     if vector.lower().startswith("same"):
@@ -212,11 +213,6 @@ def _unit(words: str, factors: list[float]) -> float:
     if shape:
         return prod(map(_count, shape[0].split("x")))
     return prod(factors[1:]) if len(factors) > 1 else 0.0
-
-
-def _begins_with_count(words: str) -> bool:
-    """Return whether a product begins with the number of units, not with a unit's shape."""
-    return not re.match(r"\s*\d+x\d", words)
 
 
 def _lanes(words: str) -> float | None:

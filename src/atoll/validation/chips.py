@@ -32,7 +32,7 @@ from atoll.hardware.physical.constants import (
     Physics,
     constants,
 )
-from atoll.hardware.physical.physical_chip import columns
+from atoll.hardware.physical.physical_chip import PhysicalChip, columns
 from atoll.hardware.physical.power import module_W, power_parts_W, rating_W
 from atoll.validation.chip_rows import ChipRow, read_chips
 from atoll.validation.errors import error_summary
@@ -47,38 +47,32 @@ _INTERVAL_90 = 2 * 1.645
 
 def fit_physics(rows: Sequence[ChipRow], start: Physics = PUBLISHED) -> Physics:
     """Fit the constants of area, then those of power, to these chips."""
-    sized = [row for row in rows if row.silicon_mm2]
-    area_fit = _fit(
-        start, FITTED_AREA, area_mm2, sized, [row.silicon_mm2 for row in sized],
-        [row.area_counts for row in sized],
-    )  # fmt: skip
-    rated = [row for row in rows if row.tdp_W]
-    return _fit(
-        area_fit, FITTED_POWER, rating_W, rated, [row.tdp_W for row in rated],
-        [row.power_counts for row in rated],
-    )  # fmt: skip
+    sized = [(row.chip, row.silicon_mm2, row.area_counts) for row in rows if row.silicon_mm2]
+    rated = [(row.chip, row.tdp_W, row.power_counts) for row in rows if row.tdp_W]
+    return _fit(_fit(start, FITTED_AREA, area_mm2, sized), FITTED_POWER, rating_W, rated)
 
 
 def _fit(
     start: Physics,
     names: Sequence[str],
     model: Model,
-    rows: Sequence[ChipRow],
-    published: Sequence[float | None],
-    counts: Sequence[bool],
+    figures: Sequence[tuple[PhysicalChip, float, bool]],
 ) -> Physics:
+    """Fit constants to figures of chips: the chip, the figure, and whether it is published."""
     ranges = {constant.name: (constant.low, constant.high) for constant in constants(start)}
     low, high = np.log([ranges[name] for name in names]).T
     middle, spread = (low + high) / 2, (high - low) / _INTERVAL_90
-    chips = columns([row.chip for row in rows])
-    target = np.log(np.array(published, np.float64))
-    trust = np.array([_EXPECTED_ERROR[counted] for counted in counts])
+    chips = columns([chip for chip, _, _ in figures])
+    target = np.log(np.array([figure for _, figure, _ in figures], np.float64))
+    trust = np.array([_EXPECTED_ERROR[counted] for _, _, counted in figures])
 
     def physics_at(log_values: Floats) -> Physics:
         return replace(start, **dict(zip(names, np.exp(log_values).tolist(), strict=True)))
 
     def residuals(log_values: Floats) -> Floats:
-        errors = (np.log(model(chips, physics_at(log_values))) - target) / trust if rows else target
+        errors = target
+        if figures:
+            errors = (np.log(model(chips, physics_at(log_values))) - target) / trust
         return np.concatenate([errors, (log_values - middle) / spread])
 
     return physics_at(least_squares(residuals, middle, loss="soft_l1", bounds=(low, high)).x)

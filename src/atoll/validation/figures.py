@@ -20,24 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.answers.validation import (
-    FigureLine,
-    FiguresValidation,
-    NodeLine,
-    NodesValidation,
-)
+from atoll.answers.validation import FigureLine, FiguresValidation, NodeLine, NodesValidation
 from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import Gpu, written_gpu
 from atoll.hardware.physical.constants import PUBLISHED
-from atoll.hardware.physical.device_power import (
-    H200_FIT,
-    Capped,
-    NodeLoad,
-    Rates,
-    device_W,
-    node_W,
-)
+from atoll.hardware.physical.device_power import H200_FIT, Capped, NodeLoad, Rates, device_W, node_W
 from atoll.hardware.physical.nodes import LARGEST_NM, RETICLE_MM2, SMALLEST_NM, ProcessNodes, nodes
 from atoll.validation.errors import error_summary, errors_by
 from atoll.validation.tables import Row, read_each, read_rows, write_records
@@ -174,10 +162,8 @@ def _device(row: Row) -> Iterator[Figure]:
     cap_W = min(_amount(limit), rated_W) if limit else rated_W
     rates = Rates(products=float(products), dram=float(streams and not products))
     if row.text("avg_power_W"):
-        power_W, reference_W = (
-            device_W(rated_W, rates, cap_W=cap_W),
-            _amount(row.text("avg_power_W")),
-        )
+        power_W = device_W(rated_W, rates, cap_W=cap_W)
+        reference_W = _amount(row.text("avg_power_W"))
         yield Figure("power of a device under load", "W", reference_W, power_W)
     if row.text("clock_MHz"):
         slowdown = Capped(cap_W / rated_W).slowdown(gpu.calibration.limit_throttle)

@@ -66,6 +66,11 @@ _KINDS, _OVERLAPS = (
     for table in (KINDS, OVERLAPS)
 )
 START, END = 0, 1  # columns of intervals
+CLASS_COLUMNS = {name: f"k_{name}_ms" for name in KERNEL_CLASSES}
+STAND_IN = re.compile(r"copysign|Memcpy DtoD")
+"""Kernels that stand in for collectives (`measurement.collectives`); not counted as a rank's."""
+BACKENDS = {"pytorch_flash": "FLASH_ATTENTION", "cudnn_generated": "CUDNN_ATTENTION"}
+"""Back ends of torch's attention by what their kernels are called."""
 
 
 @dataclass(slots=True)
@@ -192,8 +197,35 @@ def profiled_classes_s(row: RunRow) -> dict[str, float]:
         for time_ms, _, name in read_kernels(folder / row.text("kernel_list"), row.id):
             times_s[kernel_class(name)] += time_ms / 1e3
         return times_s
-    columns = {name: f"k_{name}_ms" for name in KERNEL_CLASSES}
-    return {n: row.number(k) / 1e3 for n, k in columns.items() if row.text(k)}
+    return {n: row.number(k) / 1e3 for n, k in CLASS_COLUMNS.items() if row.text(k)}
+
+
+def rank_kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dict[str, Any]:
+    """Return the cells of a rank's kernels (ms, count, name) by phase. All kernels of clipping and
+    of the update count as the optimizer's, and no others.
+    """
+    if not phases:
+        return {}
+    times_ms: dict[str, float] = defaultdict(float)
+    counts = {"launches": 0, "stand_in": 0}
+    kernels = [(phase, *kernel) for phase, listed in phases.items() for kernel in listed]
+    for phase, time_ms, count, name in kernels:
+        kind = "stand_in" if STAND_IN.search(name) else kernel_class(name)
+        if kind != "stand_in" and phase in ("clip", "optimizer"):
+            kind = "optimizer"
+        elif kind == "optimizer":  # foreach copies of FSDP
+            kind = "streaming"
+        times_ms[kind] += time_ms
+        counts["stand_in" if kind == "stand_in" else "launches"] += count
+    stand_in_ms = times_ms.pop("stand_in", 0.0)
+    names = " ".join(name for *_, name in kernels)
+    return {column: round(times_ms[kind], 3) for kind, column in CLASS_COLUMNS.items()} | {
+        "backend": next((end for word, end in BACKENDS.items() if word in names), ""),
+        "kernels": counts["launches"],
+        "kernel_ms": round(sum(times_ms.values()), 3),
+        "stand_in_ms": round(stand_in_ms, 3),
+        "stand_in_copies": counts["stand_in"],
+    }
 
 
 def read_kernels(path: Path, step: str) -> list[tuple[float, int, str]]:

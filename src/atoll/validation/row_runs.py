@@ -17,12 +17,7 @@ from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.row_model import adapters_from_row, model_from_row
-from atoll.validation.row_settings import (
-    INPUTS_ON_HOST,
-    PARTIAL_BLOCKS,
-    RowSettings,
-    read_settings,
-)
+from atoll.validation.row_settings import INPUTS_ON_HOST, PARTIAL_BLOCKS, RowSettings, read_settings
 from atoll.validation.step_rows import WIDE, run_from_step, unpriced_words
 from atoll.validation.tables import RunRow
 

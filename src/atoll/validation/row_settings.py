@@ -34,6 +34,7 @@ PEAKS = ("allocated", "reserved", "device")
 COUNT = re.compile(r"(\d+)\s*x(?![a-z])|(\d+)\s*x(?=[A-Z])")
 GIGABITS = re.compile(r"(\d+)\s*(?:G\b|Gb)")  # bits; links inside a node are stated in GB/s
 SLOWEST_PORT = 100  # Gb/s; slower ones are for management
+_cached_network = lru_cache(maxsize=64)(load_network)
 NODE, TRAY = 8, 4
 """Devices that share a node's ports; in a rack that is one NVLink domain, a tray's."""
 UNUSED_PORTS = ("storage", "management", "gig ethernet")
@@ -106,10 +107,10 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
     usual = released(STACKS[name or _default_stack(row, gpu, zero)], framework)
     stack, words = overlapping(usual, row.text("overlap"))
     unread += [f"overlap {word!r}" for word in words]
-    stack = replace(
-        graphed(stack, row.text("cuda_graphs")),
-        loss_bytes=row.number("loss_bytes_per_logit", _loss_bytes(row, stack)),
-    )
+    # MPT's fused cross entropy overwrites 16-bit logits.
+    loss_bytes = 4.0 if row_family(row) == "mpt" else stack.loss_bytes
+    stack = graphed(stack, row.text("cuda_graphs"))
+    stack = replace(stack, loss_bytes=row.number("loss_bytes_per_logit", loss_bytes))
     if not row.integer("moe_grouped_gemm", 1):
         stack = replace(stack, expert_workspaces=0)
     flags = {
@@ -136,11 +137,6 @@ def _first_flash(row: RunRow) -> bool:
     """Return whether attention uses FlashAttention 1, as stated or as in MPT (Triton's)."""
     kernel = row.text("attention_kernel")
     return named(kernel, ATTENTION) == "flash1" if kernel else row_family(row) == "mpt"
-
-
-def _loss_bytes(row: RunRow, stack: Stack) -> float:
-    """Return bytes per logit: MPT's fused cross entropy overwrites 16-bit logits."""
-    return 4.0 if row_family(row) == "mpt" else stack.loss_bytes
 
 
 def _default_stack(row: RunRow, gpu: Gpu, zero: int) -> str:
@@ -247,11 +243,6 @@ def _network(row: RunRow, gpu: Gpu, unread: list[str]) -> Network:
         return usual
     *inner, outer = usual.levels
     return replace(usual, levels=(*inner, replace(outer, bandwidth_Bps=device_Bps)))
-
-
-@lru_cache(maxsize=64)
-def _cached_network(name: str) -> Network:
-    return load_network(name)
 
 
 def port_Bps(text: str, node: int) -> float | None:

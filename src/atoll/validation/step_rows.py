@@ -69,11 +69,7 @@ POSITIONS, USUAL_POSITIONS = {"bert": 512}, 1024
 ATTENTION = {"eager": "unfused", "FLASH_ATTENTION": "flash2", "flex_attention": "flash2"}
 """Attention kernels by Hugging Face's attention or torch's SDPA back end; others are `flash`.
 FlexAttention's kernels on an H200 take 1.5 to 2 times as long as cuDNN's, as FlashAttention 2's."""
-LOSSES = {
-    "chunked": "recompute_loss",
-    "compiled": "compiled_loss",
-    "liger": "liger_loss",
-}
+LOSSES = {"chunked": "recompute_loss", "compiled": "compiled_loss", "liger": "liger_loss"}
 """Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
 CHUNK_TOKENS = 2048
 RANK_RECOMPUTE = {"every-second-block": FULL_BLOCKS, "selective": FULL_BLOCKS}
@@ -81,7 +77,7 @@ RANK_RECOMPUTE = {"every-second-block": FULL_BLOCKS, "selective": FULL_BLOCKS}
 WIDE = ("fp32", "tf32")
 MEGATRON = "megatron-lm"
 LOCAL_MODULES = ("local", "plain_modules", "no_grad_fusion")
-"""Flags of Megatron-LM's ranks (`measurement.build_megatron_lm`)."""
+"""Flags of Megatron-LM's ranks (`measurement.builders`)."""
 EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
 """Flags of Hugging Face's experts."""
 OPTIMIZER_STATES = {"adamw8bit": "8bit", "sgd": "momentum", "adafactor": "adafactor"}
@@ -196,47 +192,36 @@ def _rank_layout(row: RunRow) -> Layout:
 
 def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     """Return the flags of a step's software (`tools.software.FLAGS`)."""
-    flags: list[str] = []
     grouped = "grouped_mm" if row.text("transformers").startswith("5.") and model.experts else ""
-    flags += EXPERTS.get(row.text("experts_implementation", grouped), ())
-    # PEFT keeps adapters in fp32 unless told otherwise.
-    if row.text("adapter_dtype", "fp32" if row.integer("peft", 0) else "") == "fp32":
-        flags.append("fp32_adapters")
-    if row.text("weights") == "nf4":
-        flags.append("nf4")
-    if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp" or _is_amp_rank(row):
-        flags.append("autocast")
+    precision, optimizer, loss = (row.text(n) for n in ("precision", "optimizer", "loss_kind"))
+    compiled, traced = row.integer("compiled", 0), _is_traced(row)
+    tokens = row.integer("micro_batch", 1) * row.integer("seq") if loss == "chunked" else 0
+    relative = model.positions == "relative"
+    masked = row.text("attn", "sdpa") == "sdpa" and not _is_unmasked(row)
+    dense = masked and bool(row.text("mask") or row.integer("packed", 0) or relative or traced)
     plain_scan = model.mixer == "mamba2" and row.text("attn") == "eager"
-    if plain_scan or "delta" in (model.mixer, *model.mixers):
-        flags.append("plain_mixers")
-    if row.text("tool") == MEGATRON:
-        flags += LOCAL_MODULES
-    if row.text("precision") in WIDE:
-        flags.append(row.text("precision"))
-    if row.text("optimizer") in UPDATES:
-        flags.append(row.text("optimizer"))
-    if row.integer("clip", 0):
-        flags.append("clip")
-    if row.text("compile_mode") == "block" or (row.integer("compiled", 0) and _is_hf_rank(row)):
-        flags.append("eager_loss")
-    if _is_traced(row) and not row.is_rank:
-        flags.append("traced")
-    if row.text("loss_kind") in LOSSES:
-        flags.append(LOSSES[row.text("loss_kind")])
-    if row.text("loss_kind") == "chunked":
-        tokens = row.integer("micro_batch", 1) * row.integer("seq")
-        flags.append(f"loss_chunks={-(-tokens // CHUNK_TOKENS)}")
-    if row.integer("liger", 0):
-        flags.append("liger")
-    if row.text("attn", "sdpa") == "sdpa" and not _is_unmasked(row):
-        stated = row.text("mask") or row.integer("packed", 0) or model.positions == "relative"
-        if stated or _is_traced(row):
-            flags.append("dense_mask")
-        elif model.window or any(model.windows):
-            flags.append("dense_window")
-        if model.positions == "relative" or _is_math(row, model):
-            flags.append("math_attention")
-    return flags
+    # PEFT keeps adapters in fp32 unless told otherwise.
+    adapters = row.text("adapter_dtype", "fp32" if row.integer("peft", 0) else "")
+    chosen: dict[str, object] = {
+        "fp32_adapters": adapters == "fp32",
+        "nf4": row.text("weights") == "nf4",
+        "autocast": precision == "amp" or optimizer == "fp32amp" or _is_amp_rank(row),
+        "plain_mixers": plain_scan or "delta" in (model.mixer, *model.mixers),
+        **dict.fromkeys(LOCAL_MODULES, row.text("tool") == MEGATRON),
+        precision: precision in WIDE,
+        optimizer: optimizer in UPDATES,
+        "clip": row.integer("clip", 0),
+        "eager_loss": row.text("compile_mode") == "block" or (compiled and _is_hf_rank(row)),
+        "traced": traced and not row.is_rank,
+        LOSSES.get(loss, ""): loss in LOSSES,
+        f"loss_chunks={-(-tokens // CHUNK_TOKENS)}": loss == "chunked",
+        "liger": row.integer("liger", 0),
+        "dense_mask": dense,
+        "dense_window": masked and not dense and (model.window or any(model.windows)),
+        "math_attention": masked and (relative or _is_math(row, model)),
+    }
+    experts = EXPERTS.get(row.text("experts_implementation", grouped), ())
+    return [*experts, *(flag for flag, is_chosen in chosen.items() if is_chosen)]
 
 
 def _is_amp_rank(row: RunRow) -> bool:

@@ -211,14 +211,10 @@ def report(
     """Summarise all predictions and write them to `out`."""
     if out is not None:
         write_predictions(predictions, out)
-    return summary(predictions, expect=expect)
-
-
-def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> RunsValidation:
     predicted = [p for p in predictions if p.predicted is not None]
     skipped = Counter(p.reason for p in predictions if p.predicted is None)
-    step_time, peaks = _time_errors(predicted), _memory_errors(predicted)
-    expects_oom = expect == "oom"
+    unread = Counter(w for p in predicted if p.estimate for w in unread_words(p.row))
+    step_time, expects_oom = _errors_of(predicted, "time"), expect == "oom"
     failed = [p for p in predicted if expects_oom or p.row.ran_out_of_memory]
     judged = [p for p in predicted if not (expects_oom or p.row.ran_out_of_memory)]
     rejected = len(failed) - sum(map(_fits, failed)) if failed or expects_oom else None
@@ -228,7 +224,7 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         predicted=len(predicted),
         skipped=dict(skipped.most_common()),
         step_time=step_time,
-        memory=peaks,
+        memory=_errors_of(predicted, "memory"),
         reserved_memory=errors((p.reserved_error, None) for p in predicted),
         kernel_classes=class_errors(predicted),
         coverage=step_time.coverage,
@@ -237,15 +233,13 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         accepted=accepted,
         accepted_share=accepted / len(judged) if judged and accepted is not None else None,
         groups={kind: grouped(predicted, key) for kind, key in GROUPS.items()},
-        unread=dict(
-            Counter(w for p in predicted if p.estimate for w in unread_words(p.row)).most_common()
-        ),
+        unread=dict(unread.most_common()),
         regret=regret(filter(None, map(_ranked, judged))),
         by_source=grouped(judged, lambda p: p.row.id.split("-")[0]),
         by_device=grouped(judged, lambda p: p.row.device),
         by_grade=grouped(judged, lambda p: p.row.quality or "none"),
         by_feature=_features(judged),
-        worst=tuple(map(_worst, _largest(judged))),
+        worst=_worst(judged),
     )
 
 
@@ -267,15 +261,11 @@ GROUPS: dict[str, Callable[[Prediction], str]] = {
 }
 
 
-def _time_errors(members: Sequence[Prediction]) -> Errors:
+def _errors_of(members: Sequence[Prediction], what: str) -> Errors:
+    """Summarise the errors of time or memory."""
     return errors(
-        (p.time_error, p.predicted.time_interval if p.predicted else None) for p in members
-    )
-
-
-def _memory_errors(members: Sequence[Prediction]) -> Errors:
-    return errors(
-        (p.memory_error, p.predicted.memory_interval if p.predicted else None) for p in members
+        (getattr(p, f"{what}_error"), getattr(p.predicted, f"{what}_interval", None))
+        for p in members
     )
 
 
@@ -306,9 +296,8 @@ class RankedLayout(NamedTuple):
 def _ranked(p: Prediction) -> RankedLayout | None:
     if p.predicted is None or not p.predicted.variant or p.row.time_s is None:
         return None
-    return RankedLayout(
-        layout_group(p.row), p.predicted.variant, p.row.time_s, (p.predicted.time_s,)
-    )
+    place = (p.predicted.time_s,)
+    return RankedLayout(layout_group(p.row), p.predicted.variant, p.row.time_s, place)
 
 
 def regret(layouts: Iterable[RankedLayout]) -> Regret:
@@ -357,8 +346,8 @@ def grouped(
 
 def _errors(members: Sequence[Prediction]) -> GroupErrors:
     return GroupErrors(
-        step_time=_time_errors(members),
-        memory=_memory_errors(members),
+        step_time=_errors_of(members, "time"),
+        memory=_errors_of(members, "memory"),
         rows=len(members),
         accepted_share=sum(map(_fits, members)) / len(members),
     )
@@ -380,28 +369,27 @@ FEATURES: dict[str, Callable[[Run, Layout], bool]] = {
 
 def _features(predictions: Sequence[Prediction]) -> dict[str, GroupErrors]:
     """Return the errors of runs that use a feature, by feature."""
-    errors_by_feature = {}
-    for name in FEATURES:
-        users = [p for p in predictions if p.predicted and name in p.predicted.features]
-        if users:
-            errors_by_feature[name] = _errors(users)
-    return errors_by_feature
+    users = {
+        name: [p for p in predictions if p.predicted and name in p.predicted.features]
+        for name in FEATURES
+    }
+    return {name: _errors(members) for name, members in users.items() if members}
 
 
-def _largest(predictions: Sequence[Prediction]) -> list[Prediction]:
-    timed = [p for p in predictions if p.time_error is not None]
-    return sorted(timed, key=lambda p: -abs(p.time_error or 0.0))[:WORST_COUNT]
-
-
-def _worst(p: Prediction) -> WorstRun:
-    assert p.predicted is not None
-    return WorstRun(
-        id=p.row.id,
-        device=p.row.device,
-        layout=p.predicted.layout,
-        measured_s=p.row.time_s,
-        predicted_s=p.predicted.time_s,
-        error=p.time_error,
+def _worst(predictions: Sequence[Prediction]) -> tuple[WorstRun, ...]:
+    """Return the runs with the largest errors of their step time."""
+    timed = [(p, p.predicted, error) for p in predictions if (error := p.time_error) is not None]
+    return tuple(
+        WorstRun(
+            id=p.row.id,
+            device=p.row.device,
+            layout=predicted.layout,
+            measured_s=p.row.time_s,
+            predicted_s=predicted.time_s,
+            error=error,
+        )
+        for p, predicted, error in sorted(timed, key=lambda item: -abs(item[2]))[:WORST_COUNT]
+        if predicted is not None
     )
 
 

@@ -16,18 +16,19 @@ from atoll.calibration.fit import calibrate
 from atoll.calibration.operator_rows import read_operators
 from atoll.files.atomic_file import atomic_files
 from atoll.files.yamlfile import field_by_key
-from atoll.hardware.gpu import Gpu, GpuFile, load_gpu
+from atoll.hardware.gpu import GpuFile, load_gpu
 
 LIMIT_S = 1800.0
 """Longest time of the operators."""
 UNITS = {"flops": " FLOP/s", "Bps": " B/s", "bytes": " B", "Hz": " Hz", "s": " s", "W": " W",
          "mm2": " mm2"}  # fmt: skip
+"""Units in a device file by the end of a field's name."""
 
 
 def profile_device(path: Path, device: str) -> CalibrationAnswer:
     """Time the operators of the local GPU; `device` gives its published peaks."""
     table = path.with_suffix(".operators.csv")
-    words = [sys.executable, "-m", "atoll.measurement.operators", str(table)]
+    words = [sys.executable, "-m", "atoll.calibration.local_gpu", str(table)]
     try:
         child = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     except subprocess.TimeoutExpired:
@@ -36,52 +37,43 @@ def profile_device(path: Path, device: str) -> CalibrationAnswer:
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
         raise AtollError(f"the operators could not be timed: {reason}") from None
-    return write_profile(path, table, json.loads(child.stdout.splitlines()[-1]), device)
+    return write_device(path, table, json.loads(child.stdout.splitlines()[-1]), device)
 
 
-def write_profile(
+def write_device(
     path: Path, table: Path, figures: Mapping[str, Any], device: str
 ) -> CalibrationAnswer:
-    """Fit the timed operators; write the calibration beside the device file that names it."""
-    gpu = _measured_gpu(load_gpu(device), table, figures)
+    """Fit the operators of a device, with its `figures`, and write its file and its calibration."""
+    published = load_gpu(device)
+    products = [row for row in read_operators(table) if row.kind == "gemm"]
+    rates = [2 * r.size("m") * r.size("n") * r.size("k") / r.measured_s for r in products]
+    gpu = replace(
+        published,
+        hbm_bytes=int(figures["hbm_bytes"]),
+        sms=int(figures["sms"]),
+        l2_bytes=int(figures["l2_bytes"]),
+        launch_s=figures["launch_us"] * 1e-6,
+        measured_flops=max(rates, default=published.measured_flops),
+        power_W=figures.get("power_limit_W", published.power_W),
+    )
     calibration = path.with_suffix(".calibration.yaml")
     answer = calibrate(table, out=calibration, gpu=gpu, name=path.stem)
-    written = {name: getattr(gpu, name, None) for name in field_by_key(GpuFile).values()}
-    written |= {
+    stated = {
         "name": path.stem,
         "throttle": gpu.calibration.step_throttle,
         "source": f'"{figures["name"]}, atoll measure --device-profile, torch {figures["torch"]}; '
         f'peaks, bandwidth and clock of {gpu.name} in the catalogue"',
         "calibration": calibration.name,
     }
-    lines = [
-        f"{key}: {_with_unit(name, written[name])}\n"
-        for key, name in field_by_key(GpuFile).items()
-        if written[name] is not None
-    ]
+    lines = []
+    for key, name in field_by_key(GpuFile).items():
+        value = stated.get(name, getattr(gpu, name, None))
+        if isinstance(value, int | float):
+            unit = next((text for end, text in UNITS.items() if name.endswith(f"_{end}")), "")
+            value = f"{value:.12g}{unit}"
+        if value is not None:
+            lines.append(f"{key}: {value}\n")
     with atomic_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
         part.write_text("".join(lines), encoding="utf-8")
     load_gpu(path)
     return replace(answer, out=str(path))
-
-
-def _measured_gpu(gpu: Gpu, table: Path, figures: Mapping[str, Any]) -> Gpu:
-    """Return a device with what was measured instead of what is published."""
-    products = [row for row in read_operators(table) if row.kind == "gemm"]
-    rates = [2 * r.size("m") * r.size("n") * r.size("k") / r.measured_s for r in products]
-    return replace(
-        gpu,
-        hbm_bytes=int(figures["hbm_bytes"]),
-        sms=int(figures["sms"]),
-        l2_bytes=int(figures["l2_bytes"]),
-        launch_s=figures["launch_us"] * 1e-6,
-        measured_flops=max(rates, default=gpu.measured_flops),
-        power_W=figures.get("power_limit_W", gpu.power_W),
-    )
-
-
-def _with_unit(name: str, value: Any) -> str:
-    if not isinstance(value, int | float):
-        return str(value)
-    unit = next((text for end, text in UNITS.items() if name.endswith(f"_{end}")), "")
-    return f"{value:.12g}{unit}"

@@ -1,30 +1,29 @@
 """Child process: times operators of the local GPU and writes a table that `atoll calibrate` reads.
 
-    python -m atoll.measurement.operators OPERATORS.csv
+    python -m atoll.calibration.local_gpu OPERATORS.csv
 
-`data/profile_operators.csv` lists the operators. Needs PyTorch alone. The last line of standard
-output is a JSON object with the device: its sizes, power limit, and the host's time per launch.
+Needs PyTorch alone. The last line of standard output is a JSON object with the device.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from atoll.measurement.profiler import nvml
-
 OPERATORS = files("atoll") / "data" / "profile_operators.csv"
+"""Kinds and sizes of the operators."""
 AHEAD_CYCLES = 4_000_000
 """Length of the kernel behind which launches queue up, so that only the device is timed."""
 REPEATS, ROUNDS = 8, 3
@@ -56,8 +55,7 @@ def operator(kind: str, sizes: dict[str, int], device: str = "cuda") -> Callable
     if name == "adamw":
         parameter = trained(m)
         parameter.grad = torch.randn_like(parameter)
-        optimizer = torch.optim.AdamW([parameter], lr=1e-6, fused=True)
-        return partial(optimizer.step)
+        return partial(torch.optim.AdamW([parameter], lr=1e-6, fused=True).step)
     classes = torch.randint(0, sizes.get("v", n), (m,), device=device)
     if name == "embed":
         return partial(functional.embedding, classes, random(sizes["v"], n))
@@ -92,28 +90,33 @@ def device_us(function: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def launch_us() -> float:
-    """Return the host's microseconds per launch of a small kernel."""
-    x = torch.zeros(8, device="cuda")
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(1000):
-            x.add_(1.0)
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times)
+def nvml(figure: str, *more: int) -> Any:
+    """Return a figure of the first GPU by its name in NVIDIA's management library; None without
+    the library, or if the device does not report it.
+    """
+    try:
+        library = importlib.import_module("pynvml")
+        library.nvmlInit()
+        device = [library.nvmlDeviceGetHandleByIndex(0)] if figure.startswith("Device") else []
+        return getattr(library, f"nvml{figure}")(*device, *more)
+    except Exception:
+        return None
 
 
 def device_figures() -> dict[str, Any]:
-    """Return what the driver says of the device, and the host's time per launch."""
+    """Return what the driver says of the device, and the host's time per launch of a kernel."""
     properties = torch.cuda.get_device_properties(0)
+    x = torch.zeros(8, device="cuda")
+    launches_us = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        launches_us.append(timeit("x.add_(1.0)", globals={"x": x}, number=1000) * 1e3)
     figures = {
         "name": properties.name,
         "hbm_bytes": torch.cuda.mem_get_info()[1],
         "sms": properties.multi_processor_count,
         "l2_bytes": properties.L2_cache_size,
-        "launch_us": launch_us(),
+        "launch_us": statistics.median(launches_us),
         "torch": torch.__version__,
     }
     limit_mW = nvml("DeviceGetEnforcedPowerLimit")
@@ -125,7 +128,7 @@ def main() -> None:
     torch.manual_seed(0)
     rows = csv.DictReader(OPERATORS.read_text(encoding="utf-8").splitlines())
     columns = ("kind", "us", "graphed", *(rows.fieldnames or ())[1:])
-    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8") as file:
+    with Path(sys.argv[1]).open("w", newline="", encoding="utf-8", buffering=1) as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
@@ -135,9 +138,8 @@ def main() -> None:
                 time_us = device_us(operator(kind, sizes))
             except RuntimeError as error:  # such as a size that no kernel of this device takes
                 print(f"{kind} {sizes}: {error}"[:300], file=sys.stderr)
-                continue
-            writer.writerow(row | {"us": round(time_us, 3), "graphed": 1})
-            file.flush()
+            else:
+                writer.writerow(row | {"us": round(time_us, 3), "graphed": 1})
     print(json.dumps(device_figures()))
 
 
