@@ -195,3 +195,16 @@ def test_a_trainer_file_keeps_its_data_and_length(tmp_path: Path) -> None:
     assert changed <= {"per_device_train_batch_size", "gradient_accumulation_steps"}
     assert "max_steps" not in written, "which would end the epochs"
     assert "save_strategy" not in written
+
+
+def test_segments_that_grow_stay_from_file_to_file(tmp_path: Path) -> None:
+    path = script(tmp_path)
+    fixed = atoll.check(str(path), device="h100", devices=8).estimate
+    path.write_text(f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{path.read_text()}")
+    growing = atoll.check(str(path), device="h100", devices=8).estimate
+    assert growing.step_time_s == fixed.step_time_s
+    before, after = (estimate.memory[0] for estimate in (fixed, growing))
+    assert before.needed - after.needed == pytest.approx(0.05 * after.allocated)
+    plan = planned(path)
+    text = export_run("megatron-lm", plan.run, plan.best.layout).text
+    assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in text

@@ -60,8 +60,8 @@ COLUMNS = (
     "rank", "tp", "fsdp", "replicate", "pp", "pp_rank", "microbatches", "mbs", "seq", "weights",
     "compute", "reduce", "recompute", "reshard_after_forward", "compiled", "optimizer", "clip",
     "lora_rank", "lora_targets", "adapter_dtype", "attn", "backend", "experts_implementation",
-    "limit_bytes", "step_ms", "spread", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms",
-    "kernels", "kernel_ms", *CLASS_COLUMNS.values(), "stand_in_ms",
+    "expandable", "limit_bytes", "step_ms", "spread", "forward_ms", "backward_ms", "clip_ms",
+    "optimizer_ms", "kernels", "kernel_ms", *CLASS_COLUMNS.values(), "stand_in_ms",
     "stand_in_copies", *COPIED, *SOFTWARE,
 )  # fmt: skip
 SITE = Path("measured-site.yaml")
@@ -159,6 +159,7 @@ def rank_row(job: RankJob, record: Mapping[str, Any]) -> dict[str, Any]:
         "adapter_dtype": "bf16" if job.lora_rank else "",
         "attn": "sdpa",
         "experts_implementation": "grouped_mm" * ("num_experts_per_tok" in job.config),
+        "expandable": int(job.expandable),
         "limit_bytes": job.memory_bytes or "",
         "error": str(cells["error"])[:120],
         "step_ms": OUT_OF_MEMORY if record["outcome"] == "oom" else "",

@@ -63,7 +63,10 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         torch.cuda.set_device(0)
         total = torch.cuda.mem_get_info()[1]
         limit = job.memory_bytes or total
-        torch._C._accelerator_setAllocatorSettings(f"expandable_segments:{job.expandable}")
+        # Versions before 2.9 have the latter name alone.
+        allocate = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        allocate = allocate or torch.cuda.memory._set_allocator_settings
+        allocate(f"expandable_segments:{job.expandable}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
         torch.cuda.reset_peak_memory_stats()
     dist.init_process_group(backend="fake", rank=job.rank, world_size=job.world, store=FakeStore())
