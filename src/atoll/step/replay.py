@@ -88,6 +88,10 @@ class Replay:
     peak_before_weight: tuple[int, ...]
     """Per stage, the most chunk-microbatches between F and the end of W."""
 
+    def idle_s(self, stage: int) -> float:
+        """Return the idle time of a stage in the step."""
+        return self.time_s - sum(e.end_s - e.start_s for e in self.events if e.stage == stage)
+
 
 def replay(
     order: str,

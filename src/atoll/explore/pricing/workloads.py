@@ -155,7 +155,7 @@ def spreads_of(
 ) -> Spreads:
     """Return the values given in the question, or the defaults for its models."""
     long = any(workload.sequence >= LONG for workload in workloads)
-    experts = max(1, *(w.config.experts for w in workloads if isinstance(w.config, ModelConfig)))
+    experts = max([1, *(w.config.experts for w in workloads if isinstance(w.config, ModelConfig))])
     powers = tuple(2**i for i in range(experts.bit_length()) if 2**i < experts)
     return Spreads(
         cp=job.cp or ((1, 2, 4, 8) if long else (1, 2)),
