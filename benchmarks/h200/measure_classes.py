@@ -1146,7 +1146,7 @@ def measure(case: Case, save: Callable[[str, Any], None]) -> None:
             "alloc_retries": stats.get("num_alloc_retries", 0),
             "loss": round(float(run.last_loss), 4), "gpu": torch.cuda.get_device_name(),
         })  # fmt: skip
-        kernels = profiled_kernels(run.step, together)
+        kernels = profiled_kernels(run.step)
         save("kernels", kernels)
         save("row", kernel_columns(kernels))
         if not case.compile_mode and case.loss != "compiled" and case.attn != "flex_attention":

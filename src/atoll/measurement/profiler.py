@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -18,7 +17,6 @@ from atoll.calibration.local_gpu import nvml
 Mark = Callable[[str], object]
 Step = Callable[[Mark], Any]
 """A training step, which tells `mark` where its phases begin; the last mark is its end."""
-WARM_MS, MOST_WARM_STEPS = 250.0, 20
 CLOCK_SM = 1
 """Clock of the multiprocessors, as NVML counts clocks."""
 
@@ -71,10 +69,9 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def profiled_kernels(step: Step, step_ms: float) -> dict[str, dict[str, tuple[float, int]]]:
+def profiled_kernels(step: Step) -> dict[str, dict[str, tuple[float, int]]]:
     """Return milliseconds and count of each kernel of one step, by phase; a spin kernel of one
-    cycle marks where each phase begins. Other steps run before it without a pause, until the
-    device has the clock of steady training: after a pause it is up to a fifth faster.
+    cycle marks where each phase begins.
     """
     names: list[str] = []
 
@@ -84,8 +81,6 @@ def profiled_kernels(step: Step, step_ms: float) -> dict[str, dict[str, tuple[fl
 
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(min(MOST_WARM_STEPS, math.ceil(WARM_MS / step_ms))):
-            step(str)
         step(mark)
         torch.cuda.synchronize()
     events = sorted(
@@ -99,7 +94,7 @@ def profiled_kernels(step: Step, step_ms: float) -> dict[str, dict[str, tuple[fl
         if "spin_kernel" in name:
             phase = names[passed] if passed < len(names) else "end"
             passed += 1
-        elif phase and not name.startswith(("cuda", "Activity Buffer", "Context Sync")):
+        elif not name.startswith(("cuda", "Activity Buffer", "Context Sync")):
             ms, count = kernels[phase].get(name, (0.0, 0))
             kernels[phase][name] = ms + duration_ns / 1e6, count + 1
     return dict(kernels)

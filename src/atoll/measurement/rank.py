@@ -98,7 +98,7 @@ def _measure(job: RankJob, device: str, record: Record) -> None:
         record["kernels"] = {
             phase: sorted(([round(ms, 4), n, name[:300]] for name, (ms, n) in kernels.items()),
                           reverse=True)
-            for phase, kernels in profiled_kernels(run.step, min(record["step_ms"])).items()
+            for phase, kernels in profiled_kernels(run.step).items()
         }  # fmt: skip
 
 

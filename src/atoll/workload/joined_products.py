@@ -24,8 +24,9 @@ from atoll.workload.graph.operator import (
 
 JOINT_FAMILIES = ("gpt2", "gpt_neox", "bloom", "phi3", "modernbert", "qwen")
 """Families whose modules compute queries, keys and values in one product (transformers 5.17)."""
-CONCATENATED_FAMILIES = ("gpt_neox", "phi3", "phi", "stablelm", "nemotron", "glm", "persimmon")
-"""Families whose modules concatenate the part of a head that positions rotate with the rest."""
+CONCATENATED_FAMILIES = ("gpt_neox", "phi3", "phi", "nemotron")
+"""Families whose modules concatenate the part of a head that positions rotate with the rest
+(transformers 5.17; the first two were measured)."""
 WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 Pass = tuple[Operator, ...]
 Readers = dict[str, list[Operator]]

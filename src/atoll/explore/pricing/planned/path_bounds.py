@@ -128,9 +128,9 @@ class LoadBounds:
         """Return the bounds on a chip of the layouts `rows`, in ascending order, shape (rows,);
         infinite where no choice fits."""
         sums, tables, states = self.sums, self.sums.tables, self.states
-        among = np.zeros(len(sums.rows), np.bool_)
-        among[rows] = True
-        stage = np.flatnonzero(among[sums.row])
+        is_chosen = np.zeros(len(sums.rows), np.bool_)
+        is_chosen[rows] = True
+        stage = np.flatnonzero(is_chosen[sums.row])
         row, mix = sums.row[stage], sums.mix[stage]
         starts = np.searchsorted(row, rows)
         static_s = tables.passes[:, :, 0]
